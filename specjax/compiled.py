@@ -1,0 +1,186 @@
+"""The jitted decoder: the one place that says what is static and what is donated, and that checks arguments first."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode
+from specjax.decode import DecodeConfig
+from specjax.types import DecodeState, FinishReason, Output, Pace, Params, SamplingParams
+from specjax.verify import Greedy
+
+_generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
+_prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
+_decode_step = jax.jit(decode.decode_step, static_argnames=("config",), donate_argnames=("state",))
+_output = jax.jit(decode.output, static_argnames=("max_new_tokens",))
+
+BUCKETS = tuple(step << power for power in range(3, 19) for step in (2, 3))
+"""Widths that prompts and outputs are padded to: 16, 24, 32, 48, 64, ... One compiled program for each in use."""
+
+
+def bucket(length: int) -> int:
+    """Smallest bucket that holds `length` tokens.
+
+    Raises:
+      ValueError: the length is beyond the largest bucket.
+    """
+    for size in BUCKETS:
+        if length <= size:
+            return size
+    raise ValueError(f"expected at most {BUCKETS[-1]} tokens, got {length}")
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Right-pads token lists to one bucket: `[B, P]` int32 and lengths `[B]` int32.
+
+    Raises:
+      ValueError: no prompts, or an empty one.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"expected prompts of at least one token, got lengths {lengths}")
+    width = bucket(max(lengths))
+    rows = [[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts]
+    return jnp.asarray(rows, jnp.int32), jnp.asarray(lengths, jnp.int32)
+
+
+def generate(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> Output:
+    """`decode.generate`, jitted: one compiled call for the whole of it.
+
+    Raises:
+      ValueError: arguments that could not give a right result.
+    """
+    check_arguments(key, prompt, prompt_length, sampling, config=config, max_new_tokens=max_new_tokens)
+    return _generate(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+
+
+def prefill(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> DecodeState:
+    """`decode.prefill`, jitted.
+
+    Raises:
+      ValueError: arguments that could not give a right result.
+    """
+    check_arguments(key, prompt, prompt_length, sampling, config=config, max_new_tokens=max_new_tokens)
+    return _prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+
+
+def autoregressive(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> Output:
+    """`decode.autoregressive`, jitted.
+
+    Raises:
+      ValueError: arguments that could not give a right result.
+    """
+    plain = decode.without_speculation(config)
+    return generate(params, key, prompt, prompt_length, sampling, config=plain, max_new_tokens=max_new_tokens)
+
+
+def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
+    """`decode.decode_step`, jitted. The state passed in is donated: its buffers live on in the one returned."""
+    return _decode_step(params, state, sampling, config=config)
+
+
+def stream(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> Iterator[Output]:
+    """Yields the rows so far after each step: the same steps as `generate`, and the same tokens.
+
+    The arguments are those of `decode.generate`. Closing the iterator stops decoding.
+    """
+    state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+    while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():
+        state = decode_step(params, state, sampling, config=config)
+        yield _output(state, max_new_tokens=max_new_tokens)
+
+
+def check_arguments(
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> None:
+    """Refuses what could not give a right result; values are looked at only where they are not being traced.
+
+    Raises:
+      ValueError: says what was expected and what came.
+    """
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"expected a typed key (jax.random.key), got {key.dtype}{list(key.shape)}")
+    if prompt.ndim != 2 or not jnp.issubdtype(prompt.dtype, jnp.integer):
+        raise ValueError(f"expected integer prompts [B, P], got {prompt.dtype}{list(prompt.shape)}")
+    batch, width = prompt.shape
+    named = {"prompt_length": prompt_length, "temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    for name, rows in (named | ({"key": key} if key.ndim else {})).items():
+        if rows.shape != (batch,):
+            raise ValueError(f"expected {name} of shape [{batch}], one per prompt, got {list(rows.shape)}")
+    if max_new_tokens < 0:
+        raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
+    if not isinstance(prompt_length, jax.core.Tracer):
+        _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
+
+
+def _check_values(
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    config: DecodeConfig,
+    max_new_tokens: int,
+    width: int,
+) -> None:
+    lengths, budget = np.asarray(prompt_length), np.minimum(np.asarray(sampling.max_tokens), max_new_tokens)
+    if (lengths < 0).any() or (lengths > width).any():
+        raise ValueError(f"expected prompt_length in 0..{width}, got {lengths.tolist()}")
+    longest = int((lengths + budget).max(initial=0))
+    if longest > config.target.max_positions:
+        raise ValueError(
+            f"expected prompt and new tokens within the target's {config.target.max_positions} positions, "
+            f"got {longest}: shorten the prompt or lower max_tokens"
+        )
+    ids = np.asarray(prompt)[np.arange(width) < lengths[:, None]]
+    if ids.size and (ids.min() < 0 or ids.max() >= config.target.vocab_size):
+        raise ValueError(f"expected prompt ids in 0..{config.target.vocab_size - 1}, got {ids.min()}..{ids.max()}")
+    if isinstance(config.verifier, Greedy) and (np.asarray(sampling.temperature) > 0).any():
+        raise ValueError(
+            "expected temperature 0 with the greedy verifier: use rejection, block or exact_match to sample"
+        )

@@ -1,0 +1,340 @@
+"""Speculative decoding as one straight line: prefill -> [draft -> verify -> commit]* -> output.
+
+Everything here is un-jitted and pure; `specjax.compiled` holds the jitted versions.
+
+    state = prefill(params, keys, prompt, prompt_length, sampling)
+    while any row runs:
+        draft   <- drafter.draft          K tokens, fixed window, padded
+        verdict <- verify                 ONE target call over [pending, draft], then the acceptance rule
+        state   <- commit                 append, roll caches back, stop conditions, counters
+
+The last committed token of a live row is *pending*: it is in no cache yet, and the next target call reads it. So
+`cache.length == context.length - 1` after every step, and the first step is like any other.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.drafters.none import NoDrafter
+from specjax.pace import Pace, init_pace, pays, update_pace
+from specjax.sampling import law
+from specjax.stats import count_step, init_stats
+from specjax.types import (
+    Context,
+    DecodeState,
+    Draft,
+    Drafter,
+    FinishReason,
+    LanguageModel,
+    LogProbs,
+    ModelOutput,
+    Output,
+    Params,
+    SamplingParams,
+    Verdict,
+    Verifier,
+)
+from specjax.verify import ExactMatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """What a compiled decoder is made of. Static: equal configs share one program."""
+
+    target: LanguageModel
+    drafter: Drafter = dataclasses.field(default_factory=NoDrafter)
+    verifier: Verifier = dataclasses.field(default_factory=ExactMatch)
+    pad_id: int = 0
+    """Fills the token buffer behind each row's text."""
+    prefill_chunk: int = 256
+    """Prompt tokens per target call while prefilling."""
+    windows: tuple[int, ...] | None = None
+    """Window sizes that get a program of their own, ascending, from 0 to K; None means (0, K)."""
+    log_probs: bool = False
+    """Whether `Output.log_probs` is collected."""
+
+    def __post_init__(self) -> None:
+        windows, most = self.window_sizes, self.drafter.num_tokens
+        if list(windows) != sorted(set(windows)) or windows[0] != 0 or windows[-1] != most:
+            raise ValueError(f"expected windows ascending from 0 to num_speculative_tokens = {most}, got {windows}")
+        if self.prefill_chunk < 1:
+            raise ValueError(f"expected prefill_chunk >= 1, got {self.prefill_chunk}")
+
+    @property
+    def window_sizes(self) -> tuple[int, ...]:
+        """The static windows, None resolved."""
+        return self.windows if self.windows is not None else tuple(sorted({0, self.drafter.num_tokens}))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """A verified window, padded to the widest: what the branches of a step have in common."""
+
+    tokens: jax.Array
+    num_accepted: jax.Array
+    num_decided: jax.Array
+    log_probs: LogProbs | None
+
+
+jax.tree_util.register_dataclass(_Judged, ["tokens", "num_accepted", "num_decided", "log_probs"], [])
+
+
+def generate(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> Output:
+    """Generates up to `max_new_tokens` tokens a row, with the target's exact law.
+
+    Args:
+      params: weights of the target and, where it has any, of the drafter.
+      key: a typed key, from which row r gets `fold_in(key, r)`, or `[B]` typed keys, one per row.
+      prompt: `[B, P]` int32, right-padded.
+      prompt_length: `[B]` int32, at least 1 (0 marks a padding row, which yields nothing).
+      sampling: the rows' parameters; `sampling.max_tokens` may stop a row earlier than `max_new_tokens`.
+      pace: costs by which rows decide whether speculating pays; None always speculates.
+      config: models and rules.
+      max_new_tokens: columns of the output.
+
+    Returns:
+      Tokens, lengths, finish reasons and counters of each row.
+
+    References:
+      arXiv 2211.17192, arXiv 2302.01318.
+    """
+    state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+    state = lax.while_loop(is_running, lambda s: decode_step(params, s, sampling, config=config), state)
+    return output(state, max_new_tokens=max_new_tokens)
+
+
+def autoregressive(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> Output:
+    """`generate` without speculation: the oracle of every test and the baseline of every benchmark.
+
+    Noise is keyed by absolute position, as under `ExactMatch`.
+    """
+    plain = without_speculation(config)
+    return generate(params, key, prompt, prompt_length, sampling, config=plain, max_new_tokens=max_new_tokens)
+
+
+def without_speculation(config: DecodeConfig) -> DecodeConfig:
+    """The same target, decoded plainly with noise keyed by position."""
+    return dataclasses.replace(config, drafter=NoDrafter(), verifier=ExactMatch(), windows=None)
+
+
+def is_running(state: DecodeState) -> jax.Array:
+    """Whether any row has yet to finish."""
+    return (state.finish_reason == FinishReason.RUNNING).any()
+
+
+def prefill(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> DecodeState:
+    """Reads all of each prompt but its last token, which stays pending, in chunks of `config.prefill_chunk`.
+
+    The arguments are those of `generate`.
+    """
+    batch, width = prompt.shape
+    chunk = min(config.prefill_chunk, width)
+    padded = -(-width // chunk) * chunk
+    capacity = max(width + max_new_tokens + config.drafter.num_tokens + 1, padded)
+    prompt = jnp.pad(prompt, ((0, 0), (0, capacity - width)))
+    prompt = jnp.where(jnp.arange(capacity) < prompt_length[:, None], prompt, config.pad_id).astype(jnp.int32)
+    cache = config.target.init_cache(params.target, batch, capacity)
+    draft_state = config.drafter.init(params, batch, capacity)
+
+    def read(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        cache, draft_state = carry
+        columns = index * chunk + jnp.arange(chunk)
+        tokens = lax.dynamic_slice_in_dim(prompt, index * chunk, chunk, axis=1)
+        positions = jnp.where(columns < prompt_length[:, None] - 1, columns, -1)
+        seen, cache = config.target.apply(params.target, tokens, positions, cache)
+        return cache, config.drafter.update(params, draft_state, tokens, positions, seen)
+
+    chunks = -(-jnp.maximum(prompt_length.max() - 1, 0) // chunk)
+    cache, draft_state = lax.fori_loop(0, chunks, read, (cache, draft_state))
+    empty = (prompt_length < 1) | (jnp.minimum(sampling.max_tokens, max_new_tokens) < 1)
+    zeros = jnp.zeros((batch, capacity), jnp.float32)
+    return DecodeState(
+        context=Context(tokens=prompt, length=prompt_length, prompt_length=prompt_length),
+        limit=prompt_length + jnp.minimum(sampling.max_tokens, max_new_tokens),
+        finish_reason=jnp.where(empty, FinishReason.LENGTH, FinishReason.RUNNING).astype(jnp.int32),
+        keys=row_keys(key, batch),
+        cache=cache.replace(length=jnp.maximum(prompt_length - 1, 0)),
+        draft_state=draft_state,
+        pace=init_pace(batch, len(config.window_sizes)) if pace is None else pace,
+        stats=init_stats(batch, config.drafter.num_tokens),
+        log_probs=LogProbs(raw=zeros, processed=zeros) if config.log_probs else None,
+    )
+
+
+def row_keys(key: jax.Array, batch: int) -> jax.Array:
+    """`[B]` row keys: `fold_in(key, r)`, or `key` itself if it is one per row already."""
+    return key if key.ndim else jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(batch))
+
+
+def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
+    """One round of draft, verify and commit for every live row; done rows stay as they are."""
+    draft, draft_state = _draft(params, state, sampling, config)
+    state = state.replace(draft_state=draft_state)
+    sizes = jnp.asarray(config.window_sizes)
+    window = jnp.searchsorted(sizes, draft.length.max())
+    branches = [
+        partial(_verify, params, sampling=sampling, config=config, width=width) for width in config.window_sizes
+    ]
+    judged, cache, draft_state = lax.switch(window, branches, state, draft)
+    return _commit(state.replace(cache=cache, draft_state=draft_state), draft, judged, sampling)
+
+
+def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
+    """Asks for a draft and cuts it to what a row may still emit beyond the step's own token, or can gain from."""
+    context, drafter = state.context, config.drafter
+    keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
+    draft, draft_state = drafter.draft(params, keys, state.draft_state, context, sampling, state.cache)
+    _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
+    room = jnp.maximum(state.limit - context.length - 1, 0)
+    length = jnp.where(state.finish_reason == FinishReason.RUNNING, jnp.minimum(draft.length, room), 0)
+    length = jnp.where(pays(state.pace, length, config.window_sizes), length, 0)
+    return draft.replace(length=length), draft_state
+
+
+def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
+    laws = None if draft.log_probs is None else draft.log_probs.shape
+    if draft.tokens.shape != shape or draft.length.shape != shape[:1] or laws not in (None, (*shape, vocab_size)):
+        raise ValueError(
+            f"expected a draft with tokens {shape}, length {shape[:1]} and log_probs {(*shape, vocab_size)} or None, "
+            f"got {draft.tokens.shape}, {draft.length.shape} and {laws}"
+        )
+
+
+def _verify(
+    params: Params, state: DecodeState, draft: Draft, *, sampling: SamplingParams, config: DecodeConfig, width: int
+) -> tuple[_Judged, Any, Any]:
+    """One target call over the pending token and `width` drafted ones, and the verdict on them."""
+    draft = _narrow(draft, width)
+    context, live = state.context, state.finish_reason == FinishReason.RUNNING
+    offsets = jnp.arange(width + 1)
+    tokens, positions = _window(state, draft, live)
+    seen, cache = config.target.apply(params.target, tokens, positions, state.cache)
+    text = context.replace(tokens=_write(context.tokens, context.length, draft.tokens, draft.length))
+    log_probs, healthy = law(seen.logits, sampling, text, context.length[:, None] + offsets)
+    num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
+    draft = draft.replace(length=jnp.minimum(draft.length, num_healthy))
+    verdict = config.verifier(state.keys, context.length, draft, log_probs)
+    num_decided = jnp.minimum(verdict.num_accepted + 1, num_healthy)
+    kept = jnp.where(offsets <= verdict.num_accepted[:, None], positions, -1)
+    draft_state = config.drafter.update(params, state.draft_state, tokens, kept, seen)
+    judged = _Judged(
+        tokens=_widen(verdict.tokens, config),
+        num_accepted=verdict.num_accepted,
+        num_decided=num_decided,
+        log_probs=_token_log_probs(seen, log_probs, verdict, config) if config.log_probs else None,
+    )
+    return judged, cache, draft_state
+
+
+def _narrow(draft: Draft, width: int) -> Draft:
+    laws = None if draft.log_probs is None else draft.log_probs[:, :width]
+    return draft.replace(tokens=draft.tokens[:, :width], log_probs=laws)
+
+
+def _widen(columns: jax.Array, config: DecodeConfig) -> jax.Array:
+    return jnp.pad(columns, ((0, 0), (0, config.drafter.num_tokens + 1 - columns.shape[1])))
+
+
+def _window(state: DecodeState, draft: Draft, live: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in rows that are done."""
+    context = state.context
+    last = jnp.maximum(context.length - 1, 0)[:, None]
+    offsets = jnp.arange(draft.tokens.shape[1] + 1)
+    drafted = jnp.where(offsets[:-1] < draft.length[:, None], draft.tokens, 0)
+    tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
+    valid = (offsets <= draft.length[:, None]) & live[:, None]
+    return tokens, jnp.where(valid, last + offsets, -1)
+
+
+def _write(buffer: jax.Array, start: jax.Array, values: jax.Array, count: jax.Array) -> jax.Array:
+    """Writes the first `count` `[B]` of `values` `[B, T]` into `[B, N]` from column `start` `[B]` on."""
+    offsets = jnp.arange(values.shape[1])
+    columns = jnp.where(offsets < count[:, None], start[:, None] + offsets, buffer.shape[1])
+    return buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(values.astype(buffer.dtype), mode="drop")
+
+
+def _token_log_probs(seen: ModelOutput, log_probs: jax.Array, verdict: Verdict, config: DecodeConfig) -> LogProbs:
+    """Raw and processed log-probabilities `[B, M + 1]` of the verdict's tokens."""
+    ids = jnp.clip(verdict.tokens, 0, log_probs.shape[-1] - 1)[..., None]
+    chosen = jnp.take_along_axis(seen.logits, ids, axis=-1)[..., 0]
+    raw = chosen - jax.nn.logsumexp(seen.logits, axis=-1)
+    processed = jnp.take_along_axis(log_probs, ids, axis=-1)[..., 0]
+    return LogProbs(raw=_widen(raw, config), processed=_widen(processed, config))
+
+
+def _commit(state: DecodeState, draft: Draft, judged: _Judged, sampling: SamplingParams) -> DecodeState:
+    """Appends what was decided, up to the first stop id or the row's limit, and counts it."""
+    context, live = state.context, state.finish_reason == FinishReason.RUNNING
+    offsets = jnp.arange(judged.tokens.shape[1])
+    decided = jnp.where(live, jnp.minimum(judged.num_decided, state.limit - context.length), 0)
+    stops = (judged.tokens[..., None] == sampling.stop_ids[:, None]).any(axis=-1) & (offsets < decided[:, None])
+    stopped = stops.any(axis=1)
+    emitted = jnp.where(stopped, jnp.argmax(stops, axis=1) + 1, decided)
+    length = context.length + emitted
+    broken = judged.num_decided <= judged.num_accepted
+    reason = jnp.where(broken, FinishReason.NAN, FinishReason.RUNNING)
+    reason = jnp.where(length >= state.limit, FinishReason.LENGTH, reason)
+    reason = jnp.where(stopped, FinishReason.STOP, reason)
+    logs = state.log_probs
+    if logs is not None and judged.log_probs is not None:
+        logs = jax.tree.map(lambda old, new: _write(old, context.length, new, emitted), logs, judged.log_probs)
+    accepted = jnp.minimum(judged.num_accepted, emitted)
+    return state.replace(
+        context=context.replace(tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length),
+        finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
+        cache=state.cache.replace(length=jnp.where(live, length - 1, state.cache.length)),
+        pace=update_pace(state.pace, draft.length, judged.num_accepted),
+        stats=count_step(state.stats, live, draft.length, accepted, emitted),
+        log_probs=logs,
+    )
+
+
+def output(state: DecodeState, *, max_new_tokens: int) -> Output:
+    """Each row's output, moved to column 0: `[B, max_new_tokens]`."""
+    context = state.context
+    columns = context.prompt_length[:, None] + jnp.arange(max_new_tokens)
+
+    def take(buffer: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(buffer, columns, axis=1)
+
+    return Output(
+        tokens=take(context.tokens),
+        length=context.length - context.prompt_length,
+        finish_reason=state.finish_reason,
+        stats=state.stats,
+        log_probs=None if state.log_probs is None else jax.tree.map(take, state.log_probs),
+    )

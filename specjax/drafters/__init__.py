@@ -1,0 +1,1 @@
+"""Drafting strategies, one a file."""

@@ -1,0 +1,45 @@
+"""A smaller language model as drafter (arXiv 2211.17192, 2302.01318)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters.chain import draft_chain, match_vocab
+from specjax.types import Context, Draft, LanguageModel, ModelOutput, Params, SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelDrafter:
+    """Any `LanguageModel` with the target's tokenizer; its weights are `Params.draft`.
+
+    Its own cache stands for the same text as the target's after every step: `update` runs the committed window
+    through it once more, which also fills the slot of a last draft token that was accepted.
+    """
+
+    model: LanguageModel
+    num_tokens: int
+    vocab_size: int
+    """The target's width V; the model's may differ by padding, and no id beyond either is proposed."""
+
+    def init(self, params: Params, batch_size: int, capacity: int) -> Any:
+        """The model's empty cache."""
+        return self.model.init_cache(params.draft, batch_size, capacity)
+
+    def draft(
+        self, params: Params, keys: jax.Array, state: Any, context: Context, sampling: SamplingParams, cache: Any
+    ) -> tuple[Draft, Any]:
+        """Samples the window token by token from the model's law, processed like the target's."""
+
+        def forward(state: Any, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[jax.Array, Any]:
+            positions = (context.length - 1 + offset)[:, None]
+            output, state = self.model.apply(params.draft, last[:, None], positions, state)
+            return match_vocab(output.logits, self.vocab_size)[:, 0], state
+
+        return draft_chain(forward, keys, state, context, sampling)
+
+    def update(self, params: Params, state: Any, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> Any:
+        """Feeds what the target has committed. See `Drafter.update`."""
+        _, state = self.model.apply(params.draft, tokens, positions, state)
+        return state.replace(length=jnp.maximum(state.length, positions.max(axis=1) + 1))

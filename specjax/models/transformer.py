@@ -1,0 +1,135 @@
+"""The Llama family as pure functions over a param pytree (`params.param_shapes` gives its layout)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import cache as kv
+from specjax.models.attention import attend
+from specjax.models.config import TransformerConfig
+from specjax.models.rope import rotate, rotations
+from specjax.types import KVCache, ModelOutput
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """A `LanguageModel`. Matrices keep the dtype of their params; sums, norms and logits are float32."""
+
+    config: TransformerConfig
+    taps: tuple[int, ...] = ()
+    """Hidden states to return as `ModelOutput.features`: tap i is what enters layer i, tap `num_layers` leaves the
+    last layer, before the final norm."""
+
+    def __post_init__(self) -> None:
+        wrong = [tap for tap in self.taps if not 0 <= tap <= self.config.num_layers]
+        if wrong:
+            raise ValueError(f"expected taps between 0 and num_layers = {self.config.num_layers}, got {wrong}")
+
+    @property
+    def vocab_size(self) -> int:
+        """Width V of the logits."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """Longest text the model was made for, in tokens."""
+        return self.config.max_positions
+
+    def init_cache(self, params: Any, batch_size: int, capacity: int) -> KVCache:
+        """An empty cache in the dtype of the weights."""
+        config = self.config
+        dtype = params["embed"].dtype
+        return kv.init_cache(batch_size, capacity, config.num_kv_heads, config.head_dim, config.num_layers, dtype)
+
+    def apply(
+        self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache
+    ) -> tuple[ModelOutput, KVCache]:
+        """One forward pass over T tokens a row. See `LanguageModel.apply`."""
+        hidden, entries = self.hidden_states(params, tokens, positions, cache)
+        features = tuple(hidden[tap] for tap in self.taps) or None
+        output = ModelOutput(logits=self.unembed(params, hidden[-1]), features=features)
+        return output, kv.append(cache, entries, positions, hidden[-1])
+
+    def hidden_states(
+        self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache, *, num_layers: int | None = None
+    ) -> tuple[list[jax.Array], list[tuple[jax.Array, jax.Array]]]:
+        """Runs the first `num_layers` layers (default: all) without writing to the cache.
+
+        Returns:
+          The hidden state `[B, T, E]` float32 entering each layer and leaving the last one, and each layer's new keys
+          and values `[B, heads, T, D]`.
+        """
+        config = self.config
+        windows = config.sliding_windows or (None,) * config.num_layers
+        turns = rotations(config.rope, config.head_dim, positions)
+        hidden, entries = [params["embed"][tokens].astype(jnp.float32)], []
+        for index, layer in enumerate(params["layers"][:num_layers]):
+            cached = cache.keys[index], cache.values[index]
+            state, new = _layer(layer, hidden[-1], turns, cached, positions, config, windows[index])
+            hidden.append(state)
+            entries.append(new)
+        return hidden, entries
+
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        """Final norm and head: `[B, T, E]` -> logits `[B, T, V]` float32."""
+        return linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
+
+
+def _run_layer(
+    layer: Any,
+    x: jax.Array,
+    turns: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    config: TransformerConfig,
+    window: int | None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    normed = norm(x, layer["attention_norm"], config)
+    query = rotate(_heads(layer, "q", normed, config), *turns)
+    keys = rotate(_heads(layer, "k", normed, config), *turns).swapaxes(1, 2).astype(cached[0].dtype)
+    values = _heads(layer, "v", normed, config).swapaxes(1, 2).astype(cached[1].dtype)
+    x = x + _project(layer, "o", attend(query, (keys, values), cached, positions, window=window))
+    normed = norm(x, layer["mlp_norm"], config)
+    gate = _ACTIVATIONS[config.activation](_project(layer, "gate", normed))
+    return x + _project(layer, "down", gate * _project(layer, "up", normed)), (keys, values)
+
+
+_layer = jax.jit(_run_layer, static_argnums=(5, 6))
+"""Jitted so that equal layers are traced once and lowered to one function; XLA inlines it."""
+
+
+def norm(x: jax.Array, weight: jax.Array, config: TransformerConfig) -> jax.Array:
+    """RMSNorm (arXiv 1910.07467) in float32."""
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + config.norm_epsilon) * weight.astype(jnp.float32)
+
+
+def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`[..., in]` times `[out, in]` -> `[..., out]` float32."""
+    rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
+    count = rows.shape[0]
+    if count == 1 and weight.dtype == jnp.bfloat16:
+        rows = jnp.concatenate([rows, rows])  # XLA:CPU has no fast bfloat16 matrix-vector product: 30 ms against 3
+    rows = lax.optimization_barrier(rows)  # keeps rows row-major, else XLA:CPU falls back to a loop: 70 ms against 10
+    out = lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return out[:count].reshape(*x.shape[:-1], -1)
+
+
+def _project(layer: Any, name: str, x: jax.Array) -> jax.Array:
+    out = linear(x, layer[name])
+    bias = layer.get(f"{name}_bias")
+    return out if bias is None else out + bias.astype(jnp.float32)
+
+
+def _heads(layer: Any, name: str, x: jax.Array, config: TransformerConfig) -> jax.Array:
+    """`[B, T, E]` -> `[B, T, heads, D]`."""
+    return _project(layer, name, x).reshape(*x.shape[:2], -1, config.head_dim)

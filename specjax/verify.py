@@ -1,0 +1,201 @@
+"""Acceptance rules. Each keeps the target's law exactly; the mathematics is in small pure functions that tests drive.
+
+A window of M drafted tokens x_1..x_M comes with the target's laws p_1..p_{M+1} and, unless the proposal was
+deterministic, the laws q_1..q_M it was sampled from. Rows may have drafted fewer than M.
+
+References:
+  Rejection: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+  Block: Sun et al., arXiv 2403.10444.
+  Shared randomness: Daliri, Musco, Suresh, arXiv 2408.07978.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.sampling import Role, categorical, position_keys, window_keys
+from specjax.types import Draft, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """Token by token: keep x_i while u_i q_i(x_i) < p_i(x_i); at the first failure draw from norm((p_i - q_i)+)."""
+
+    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
+        """Keys `[B, num_tokens]` of the drafter's draws, apart from every key used here."""
+        return window_keys(keys, start, num_tokens, Role.DRAFT)
+
+    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+        """Judges a draft. See `Verifier.__call__`."""
+        p, q = _at_drafts(draft, log_probs)
+        coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT), p.dtype)
+        accepted = (coins * q < p) & _proposed(draft, log_probs.shape[-1])
+        num_accepted = _leading(accepted)
+        target, drafted = _row(log_probs, num_accepted), _draft_row(draft, num_accepted, log_probs.shape[-1])
+        leftover = residual(jnp.exp(target), drafted)
+        return _finish(keys, start, draft, num_accepted, target, leftover)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The window as a whole: of all prefixes that pass their coin the longest is kept. Never accepts fewer tokens."""
+
+    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
+        """Keys `[B, num_tokens]` of the drafter's draws, apart from every key used here."""
+        return window_keys(keys, start, num_tokens, Role.DRAFT)
+
+    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+        """Judges a draft. See `Verifier.__call__`."""
+        window, vocab_size = draft.tokens.shape[1], log_probs.shape[-1]
+        p, q = _at_drafts(draft, log_probs)
+        joint = joint_ratios(jnp.where(_proposed(draft, vocab_size), p, 0), q)
+        laws = jnp.exp(log_probs)
+        chances = block_acceptance(joint, laws[:, 1:window], _draft_laws(draft, vocab_size)[:, 1:], draft.length)
+        coins = _uniform(window_keys(keys, start, window, Role.ACCEPT), p.dtype)
+        passed = (coins < chances) & _proposed(draft, vocab_size)
+        num_accepted = jnp.where(passed, jnp.arange(1, window + 1), 0).max(axis=1, initial=0)
+        joint = jnp.concatenate([jnp.ones((p.shape[0], 1), p.dtype), joint], axis=1)
+        kept = jnp.take_along_axis(joint, num_accepted[:, None], axis=1)
+        target, drafted = _row(log_probs, num_accepted), _draft_row(draft, num_accepted, vocab_size)
+        leftover = residual(jnp.exp(target), drafted, kept)
+        return _finish(keys, start, draft, num_accepted, target, leftover)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactMatch:
+    """Draws the target's own token with noise keyed by position and keeps drafts that equal it.
+
+    The output is a function of target and key alone: that of `autoregressive`, for any drafter, window and batch.
+    """
+
+    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
+        """Keys `[B, num_tokens]`: the target's own, so that a sampling drafter shares its Gumbel noise."""
+        return position_keys(keys, start[:, None] + jnp.arange(num_tokens))
+
+    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+        """Judges a draft. See `Verifier.__call__`."""
+        positions = start[:, None] + jnp.arange(log_probs.shape[1])
+        return _match(draft, categorical(position_keys(keys, positions), log_probs), log_probs.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """Keeps drafts that equal the most likely token. For rows at temperature 0; it draws nothing."""
+
+    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
+        """Keys `[B, num_tokens]` of the drafter's draws."""
+        return window_keys(keys, start, num_tokens, Role.DRAFT)
+
+    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+        """Judges a draft. See `Verifier.__call__`."""
+        return _match(draft, jnp.argmax(log_probs, axis=-1).astype(jnp.int32), log_probs.shape[-1])
+
+
+def residual(p: jax.Array, q: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
+    """Law `[..., V]` after a rejection, norm((scale p - q)+); p itself where nothing is left (p == q)."""
+    leftover = jnp.maximum(scale * p - q, 0)
+    total = leftover.sum(axis=-1, keepdims=True)
+    return jnp.where(total > 0, leftover / jnp.where(total > 0, total, 1), p)
+
+
+def acceptance(p: jax.Array, q: jax.Array) -> jax.Array:
+    """Chance that rejection keeps a token of probabilities p and q (same shape): min(1, p / q), 0 where q is 0."""
+    return jnp.where(q > 0, jnp.minimum(p / jnp.where(q > 0, q, 1), 1), 0)
+
+
+def joint_ratios(p: jax.Array, q: jax.Array) -> jax.Array:
+    """P_i = min(1, P_{i-1} p_i / q_i) over the last axis, P_0 = 1, from the drafted tokens' `[..., M]` p and q."""
+    joint, columns = jnp.ones(p.shape[:-1], p.dtype), []
+    for index in range(p.shape[-1]):
+        ratio = jnp.where(q[..., index] > 0, p[..., index] / jnp.where(q[..., index] > 0, q[..., index], 1), 0)
+        joint = jnp.minimum(1, joint * ratio)
+        columns.append(joint)
+    return jnp.stack(columns, axis=-1) if columns else p
+
+
+def block_acceptance(joint: jax.Array, p: jax.Array, q: jax.Array, length: jax.Array) -> jax.Array:
+    """Chance `[B, M]` that the prefix of i tokens passes its coin in block verification.
+
+    Args:
+      joint: `[B, M]`, P_1..P_M.
+      p: `[B, M - 1, V]`, target laws p_2..p_M.
+      q: `[B, M - 1, V]`, draft laws q_2..q_M.
+      length: `[B]` int32, drafted tokens; the last one passes with P_length.
+    """
+    excess = jnp.maximum(joint[:, :-1, None] * p - q, 0).sum(axis=-1)
+    loss = 1 - joint[:, :-1]
+    inner = jnp.where(excess + loss > 0, excess / jnp.where(excess + loss > 0, excess + loss, 1), 1)
+    inner = jnp.concatenate([inner, joint[:, -1:]], axis=1)
+    last = jnp.arange(1, joint.shape[1] + 1) == length[:, None]
+    return jnp.where(last, joint, inner)
+
+
+def _match(draft: Draft, tokens: jax.Array, vocab_size: int) -> Verdict:
+    agreed = (draft.tokens == tokens[:, :-1]) & _proposed(draft, vocab_size)
+    return Verdict(tokens=tokens, num_accepted=_leading(agreed))
+
+
+def _finish(
+    keys: jax.Array, start: jax.Array, draft: Draft, num_accepted: jax.Array, target: jax.Array, leftover: jax.Array
+) -> Verdict:
+    """Adds the recovered token (from `leftover`) or the bonus token (from `target`) behind the accepted ones."""
+    rejected = num_accepted < draft.length
+    log_law = jnp.where(rejected[:, None], jnp.log(leftover), target)
+    window = draft.tokens.shape[1] + 1
+    recover, bonus = (window_keys(keys, start, window, role) for role in (Role.RESIDUAL, Role.BONUS))
+    key = jnp.where(rejected, _pick(recover, num_accepted), _pick(bonus, num_accepted))
+    final = categorical(key, log_law)
+    kept = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    at_end = jnp.arange(window) == num_accepted[:, None]
+    return Verdict(tokens=jnp.where(at_end, final[:, None], kept), num_accepted=num_accepted)
+
+
+def _pick(columns: jax.Array, index: jax.Array) -> jax.Array:
+    return columns[jnp.arange(columns.shape[0]), index]
+
+
+def _uniform(keys: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, dtype=dtype)))(keys)
+
+
+def _leading(accepted: jax.Array) -> jax.Array:
+    """`[B]` int32: how many are True before the first False."""
+    return jnp.cumprod(accepted.astype(jnp.int32), axis=1).sum(axis=1)
+
+
+def _proposed(draft: Draft, vocab_size: int) -> jax.Array:
+    """`[B, M]` bool: really drafted, and an id of the target's vocabulary."""
+    inside = jnp.arange(draft.tokens.shape[1]) < draft.length[:, None]
+    return inside & (draft.tokens >= 0) & (draft.tokens < vocab_size)
+
+
+def _at_drafts(draft: Draft, log_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """p and q `[B, M]` of the drafted tokens; q is 1 for a deterministic proposal."""
+    ids = jnp.clip(draft.tokens, 0, log_probs.shape[-1] - 1)[..., None]
+    p = jnp.exp(jnp.take_along_axis(log_probs[:, :-1], ids, axis=-1)[..., 0])
+    if draft.log_probs is None:
+        return p, jnp.ones_like(p)
+    return p, jnp.exp(jnp.take_along_axis(draft.log_probs, ids, axis=-1)[..., 0])
+
+
+def _row(log_probs: jax.Array, index: jax.Array) -> jax.Array:
+    """Row `index` `[B]` of `[B, T, V]`."""
+    return jnp.take_along_axis(log_probs, index[:, None, None], axis=1)[:, 0]
+
+
+def _draft_laws(draft: Draft, vocab_size: int) -> jax.Array:
+    """q `[B, M, V]`: one-hot for a deterministic proposal."""
+    if draft.log_probs is None:
+        return jax.nn.one_hot(draft.tokens, vocab_size)
+    return jnp.exp(draft.log_probs)
+
+
+def _draft_row(draft: Draft, index: jax.Array, vocab_size: int) -> jax.Array:
+    """q `[B, V]` at `index` `[B]`; where the index is past the window the value is not used."""
+    if not draft.tokens.shape[1]:
+        return jnp.zeros((draft.tokens.shape[0], vocab_size))
+    index = jnp.minimum(index, draft.tokens.shape[1] - 1)
+    if draft.log_probs is None:
+        return jax.nn.one_hot(_pick(draft.tokens, index), vocab_size)
+    return jnp.exp(_row(draft.log_probs, index))
