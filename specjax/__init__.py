@@ -1,7 +1,7 @@
 """Lossless speculative decoding in JAX."""
 
-from specjax.compiled import autoregressive, bucket, decode_step, generate, pad_prompts, prefill, stream
-from specjax.decode import DecodeConfig
+from specjax.compiled import autoregressive, bucket, decode_steps, generate, pad_prompts, prefill, stream
+from specjax.decode import DecodeConfig, decode_step
 from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NGramDrafter
@@ -63,6 +63,7 @@ __all__ = [
     "autoregressive",
     "bucket",
     "decode_step",
+    "decode_steps",
     "generate",
     "init_params",
     "logit_bias",

@@ -13,7 +13,7 @@ from specjax.verify import Greedy
 
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
-_decode_step = jax.jit(decode.decode_step, static_argnames=("config",), donate_argnames=("state",))
+_decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
 _output = jax.jit(decode.output, static_argnames=("max_new_tokens",))
 
 BUCKETS = tuple(step << power for power in range(3, 19) for step in (2, 3))
@@ -105,9 +105,14 @@ def autoregressive(
     return generate(params, key, prompt, prompt_length, sampling, config=plain, max_new_tokens=max_new_tokens)
 
 
-def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
-    """`decode.decode_step`, jitted. The state passed in is donated: its buffers live on in the one returned."""
-    return _decode_step(params, state, sampling, config=config)
+def decode_steps(
+    params: Params, state: DecodeState, sampling: SamplingParams, num_steps: int = 2**31 - 1, *, config: DecodeConfig
+) -> DecodeState:
+    """`decode.decode_steps`, jitted; one program serves every `num_steps`.
+
+    The state passed in is donated: its buffers live on in the one returned.
+    """
+    return _decode_steps(params, state, sampling, jnp.int32(num_steps), config=config)
 
 
 def stream(
@@ -127,7 +132,7 @@ def stream(
     """
     state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
     while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():
-        state = decode_step(params, state, sampling, config=config)
+        state = decode_steps(params, state, sampling, 1, config=config)
         yield _output(state, max_new_tokens=max_new_tokens)
 
 
@@ -182,5 +187,5 @@ def _check_values(
         raise ValueError(f"expected prompt ids in 0..{config.target.vocab_size - 1}, got {ids.min()}..{ids.max()}")
     if isinstance(config.verifier, Greedy) and (np.asarray(sampling.temperature) > 0).any():
         raise ValueError(
-            "expected temperature 0 with the greedy verifier: use rejection, block or exact_match to sample"
+            "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"
         )

@@ -114,7 +114,7 @@ def generate(
       arXiv 2211.17192, arXiv 2302.01318.
     """
     state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
-    state = lax.while_loop(is_running, lambda s: decode_step(params, s, sampling, config=config), state)
+    state = decode_steps(params, state, sampling, config=config)
     return output(state, max_new_tokens=max_new_tokens)
 
 
@@ -270,7 +270,7 @@ def _widen(columns: jax.Array, config: DecodeConfig) -> jax.Array:
 
 
 def _window(state: DecodeState, draft: Draft, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in rows that are done."""
+    """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in done rows."""
     context = state.context
     last = jnp.maximum(context.length - 1, 0)[:, None]
     offsets = jnp.arange(draft.tokens.shape[1] + 1)
