@@ -200,6 +200,25 @@ def row_keys(key: jax.Array, batch: int) -> jax.Array:
     return key if key.ndim else jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(batch))
 
 
+def decode_steps(
+    params: Params,
+    state: DecodeState,
+    sampling: SamplingParams,
+    num_steps: jax.Array | int = 2**31 - 1,
+    *,
+    config: DecodeConfig,
+) -> DecodeState:
+    """Repeats `decode_step` until every row is done or `num_steps` (traced) steps have passed."""
+
+    def proceed(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        return (carry[0] < num_steps) & is_running(carry[1])
+
+    def step(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        return carry[0] + 1, decode_step(params, carry[1], sampling, config=config)
+
+    return lax.while_loop(proceed, step, (jnp.int32(0), state))[1]
+
+
 def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
     """One round of draft, verify and commit for every live row; done rows stay as they are."""
     draft, draft_state = _draft(params, state, sampling, config)
