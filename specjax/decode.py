@@ -240,8 +240,8 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
     room = jnp.maximum(state.limit - context.length - 1, 0)
     length = jnp.where(state.finish_reason == FinishReason.RUNNING, jnp.minimum(draft.length, room), 0)
-    length = jnp.where(pays(state.pace, length, config.window_sizes), length, 0)
-    return draft.replace(length=length), draft_state
+    draft = draft.replace(length=length)
+    return draft.replace(length=jnp.where(pays(state.pace, draft, config.window_sizes), length, 0)), draft_state
 
 
 def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
@@ -336,7 +336,7 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged, sampling: Samplin
         context=context.replace(tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length),
         finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
         cache=state.cache.replace(length=jnp.where(live, length - 1, state.cache.length)),
-        pace=update_pace(state.pace, draft.length, judged.num_accepted),
+        pace=update_pace(state.pace, draft, judged.num_accepted),
         stats=count_step(state.stats, live, draft.length, accepted, emitted),
         log_probs=logs,
     )

@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Pace
+from specjax.types import Draft, Pace
 
-PRIOR = 0.5
-"""Acceptance rate a row is credited with before it has any history."""
+PRIOR = (0.3, 0.55, 0.7, 0.8)
+"""Acceptance rate that a row credits each grade of evidence with before it has any history."""
+GRADES = len(PRIOR)
+UNGRADED = 2
+"""Grade of drafts that come without evidence."""
 MEMORY = 8.0
 """Judged tokens over which history fades."""
 CURIOSITY = 0.02
@@ -25,25 +28,36 @@ def make_pace(batch_size: int, costs: jax.Array) -> Pace:
       batch_size: rows B.
       costs: `[W]`, time of a step at each of `DecodeConfig.window_sizes`, in any unit, drafting included.
     """
-    return Pace(acceptance=jnp.full((batch_size,), PRIOR, jnp.float32), costs=jnp.asarray(costs, jnp.float32))
+    prior = jnp.tile(jnp.asarray(PRIOR, jnp.float32), (batch_size, 1))
+    return Pace(acceptance=prior, costs=jnp.asarray(costs, jnp.float32))
 
 
-def pays(pace: Pace, length: jax.Array, windows: tuple[int, ...]) -> jax.Array:
-    """`[B]` bool: whether a draft of `length` `[B]` tokens is expected to beat plain steps.
+def pays(pace: Pace, draft: Draft, windows: tuple[int, ...]) -> jax.Array:
+    """`[B]` bool: whether a draft is expected to beat plain steps.
 
-    Expected tokens of a step are (1 - a^(n + 1)) / (1 - a) at acceptance rate a (arXiv 2211.17192); they are held
-    against the cost of the row's own window, so that a row's choice never depends on its neighbours.
+    Expected tokens of a step are (1 - a^(n + 1)) / (1 - a) at acceptance rate a and n drafted tokens (arXiv
+    2211.17192); they are held against the cost of the row's own window, so that a row's choice depends on its own
+    prefix and history and never on its neighbours.
     """
-    rate = jnp.clip(pace.acceptance, 0.0, 0.99)
-    expected = (1 - rate ** (length + 1)) / (1 - rate)
-    window = jnp.searchsorted(jnp.asarray(windows), length)
+    rate = jnp.clip(jnp.take_along_axis(pace.acceptance, _grade(draft)[:, None], axis=1)[:, 0], 0.0, 0.99)
+    expected = (1 - rate ** (draft.length + 1)) / (1 - rate)
+    window = jnp.searchsorted(jnp.asarray(windows), draft.length)
     return expected * pace.costs[0] >= pace.costs[window]
 
 
-def update_pace(pace: Pace, length: jax.Array, num_accepted: jax.Array) -> Pace:
-    """Learns from a verified draft: of `length` `[B]` tokens, `num_accepted` `[B]` passed and at most one failed."""
-    judged = jnp.minimum(num_accepted + 1, length)
-    observed = num_accepted / jnp.maximum(judged, 1)
+def update_pace(pace: Pace, draft: Draft, num_accepted: jax.Array) -> Pace:
+    """Learns from a verified draft: of its tokens `num_accepted` `[B]` passed and at most one failed.
+
+    A row that drafted nothing forgets a little of every grade.
+    """
+    judged = jnp.minimum(num_accepted + 1, draft.length)[:, None]
+    observed = num_accepted[:, None] / jnp.maximum(judged, 1)
     learned = pace.acceptance + (observed - pace.acceptance) * (1 - (1 - 1 / MEMORY) ** judged)
-    rested = pace.acceptance + (PRIOR - pace.acceptance) * CURIOSITY
-    return pace.replace(acceptance=jnp.where(length > 0, learned, rested))
+    rested = pace.acceptance + (jnp.asarray(PRIOR) - pace.acceptance) * CURIOSITY
+    graded = jnp.arange(GRADES) == _grade(draft)[:, None]
+    drafted = draft.length[:, None] > 0
+    return pace.replace(acceptance=jnp.where(drafted, jnp.where(graded, learned, pace.acceptance), rested))
+
+
+def _grade(draft: Draft) -> jax.Array:
+    return jnp.full_like(draft.length, UNGRADED) if draft.evidence is None else draft.evidence

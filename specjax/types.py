@@ -108,6 +108,9 @@ class Draft:
     """`[B]` int32 in 0..M. May depend on the prefix and on history, never on the sampled tokens themselves."""
     log_probs: jax.Array | None = None
     """`[B, M, V]` float32, the law each token was sampled from; None for a deterministic proposal."""
+    evidence: jax.Array | None = None
+    """`[B]` int32, grade from 0 to `pace.GRADES - 1` of how much of the prefix speaks for the proposal (an n-gram
+    drafter's match length); acceptance is learned grade by grade. None: one grade for all."""
 
 
 @struct.dataclass(kw_only=True)
@@ -145,7 +148,7 @@ class Pace:
     """Costs and history by which a row decides whether to speculate."""
 
     acceptance: jax.Array
-    """`[B]` float32, running chance that a drafted token is accepted."""
+    """`[B, GRADES]` float32, running chance that a drafted token is accepted, by the draft's `evidence`."""
     costs: jax.Array
     """`[W]` float32, time of a step at each window size, in any unit."""
 

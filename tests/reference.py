@@ -369,10 +369,14 @@ def sample_draft(drafter: Model, num_tokens: int, noise: Noise) -> Callable[[tup
 
 
 def ngram_draft(tokens: Sequence[int], min_n: int, max_n: int, num_tokens: int) -> list[int]:
-    """What followed the most recent earlier match of the longest suffix of `max_n` down to `min_n` tokens."""
+    """What followed the most recent earlier match of the longest suffix of `max_n` down to `min_n` tokens.
+
+    Always `num_tokens` of them: past the end of the text the continuation goes on with itself.
+    """
     tokens, length = list(tokens), len(tokens)
     for n in range(min(max_n, length - 1), min_n - 1, -1):
         for start in range(length - n - 1, -1, -1):
             if tokens[start : start + n] == tokens[length - n :]:
-                return tokens[start + n : start + n + num_tokens]
+                follow = tokens[start + n :]
+                return (follow * num_tokens)[:num_tokens]
     return []

@@ -242,7 +242,6 @@ def test_sampled_tokens_use_one_key_each():
     expected = jax.jit(jax.vmap(jax.vmap(lambda key: jax.random.categorical(key, jnp.zeros(4)))))(keys)
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(second, first[:, ::-1])
-    assert len(np.unique(np.asarray(first), axis=0)) == 16
 
 
 def test_cold_sampling_drafter_is_certain_of_the_argmax():

@@ -320,17 +320,17 @@ def test_stop_id_inside_the_window_ends_the_text(stop):
 @pytest.mark.parametrize(
     ("tokens", "sizes", "num_tokens", "right"),
     [
-        ([1, 2, 3, 1, 2], (1, 3), 4, [3, 1, 2]),
+        ([1, 2, 3, 1, 2], (1, 3), 4, [3, 1, 2, 3]),  # the loop goes on
         ([1, 2, 3, 1, 2], (1, 3), 2, [3, 1]),
         ([1, 2, 3, 1, 2], (3, 4), 2, []),
-        ([7, 1, 8, 7, 2, 9, 7], (1, 3), 8, [2, 9, 7]),  # the most recent match
+        ([7, 1, 8, 7, 2, 9, 7], (1, 3), 8, [2, 9, 7, 2, 9, 7, 2, 9]),  # the most recent match
         ([1, 2, 9, 2, 5, 1, 2], (1, 3), 1, [9]),  # the longest suffix first
         ([1, 2, 9, 2, 5, 1, 2], (1, 1), 1, [5]),
         ([1, 2, 9, 2, 5, 3, 2], (2, 3), 4, []),  # a single token is too short
-        ([4, 4, 4], (1, 2), 5, [4]),  # overlapping, never past the end
+        ([4, 4, 4], (1, 2), 5, [4, 4, 4, 4, 4]),  # overlapping
         ([1, 2, 3], (1, 3), 4, []),
         ([5], (1, 3), 4, []),  # a suffix does not match itself
-        ([5, 5], (1, 3), 4, [5]),
+        ([5, 5], (1, 3), 4, [5, 5, 5, 5]),
         ([1, 2, 3, 1, 2], (1, 3), 0, []),
     ],
 )

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.pace import GRADES
 from specjax.types import Context, Draft, ModelOutput, Params, SamplingParams
 
 
@@ -13,11 +14,12 @@ class NGramDrafter:
     """Deterministic drafts from the row's own text (prompt lookup decoding).
 
     The longest suffix of `prompt_lookup_max` down to `prompt_lookup_min` tokens that occurred before wins; among its
-    occurrences the most recent. Nothing is proposed where nothing matched.
+    occurrences the most recent. A continuation that runs into the end of the text goes on from its own beginning, so
+    a loop of any period is proposed for the whole window. Nothing is proposed where nothing matched.
     """
 
     num_tokens: int
-    prompt_lookup_max: int = 3
+    prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
 
     def __post_init__(self) -> None:
@@ -32,26 +34,23 @@ class NGramDrafter:
         self, params: Params, keys: jax.Array, state: None, context: Context, sampling: SamplingParams, cache: object
     ) -> tuple[Draft, None]:
         """Looks the suffix up. See `Drafter.draft`."""
-        tokens, length = jax.vmap(self._lookup)(context.tokens, context.length)
-        return Draft(tokens=tokens, length=length), None
+        tokens, length, matched = jax.vmap(self._lookup)(context.tokens, context.length)
+        return Draft(tokens=tokens, length=length, evidence=jnp.clip(matched - 1, 0, GRADES - 1)), None
 
     def update(self, params: Params, state: None, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> None:
         """Nothing to learn: the text is in the context."""
         return
 
-    def _lookup(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One row: `[N]` tokens and its length -> `[M]` proposal and how many of them are valid."""
-        columns = jnp.arange(tokens.shape[0])
-        ends = columns[1:]  # a candidate match ends just before this column, which holds what followed
-        matched = jnp.zeros_like(ends)
-        running = ends < length
-        for size in range(1, self.prompt_lookup_max + 1):
-            running &= (ends >= size) & (jnp.roll(tokens, size)[1:] == tokens[length - size]) & (length > size)
-            matched = jnp.where(running, size, matched)
-        matched = jnp.where(matched >= self.prompt_lookup_min, matched, 0)
-        longest = matched.max()
-        start = jnp.where(matched == longest, ends, 0).max()
-        follow = start + jnp.arange(self.num_tokens)
-        proposal = tokens[jnp.minimum(follow, tokens.shape[0] - 1)]
-        count = jnp.where(longest > 0, jnp.minimum(length - start, self.num_tokens), 0)
-        return proposal, count
+    def _lookup(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """One row: `[N]` tokens and its length -> `[M]` proposal, how many are valid, and how far the match reaches."""
+        follow = jnp.arange(tokens.shape[0])  # a candidate match ends just before this column
+        matched, running = jnp.zeros_like(follow), follow < length
+        for size in range(1, max(self.prompt_lookup_max, GRADES) + 1):
+            running &= (follow >= size) & (jnp.roll(tokens, size) == tokens[length - size]) & (length > size)
+            matched += running
+        rank = jnp.minimum(matched, self.prompt_lookup_max)
+        found = rank.max() >= self.prompt_lookup_min
+        start = jnp.where(rank == rank.max(), follow, 0).max()
+        period = jnp.maximum(length - start, 1)
+        proposal = tokens[start + jnp.arange(self.num_tokens) % period]
+        return proposal, jnp.where(found, self.num_tokens, 0), matched[start]

@@ -20,14 +20,14 @@ def read_json(path: Path) -> Mapping[str, Any]:
       The object, every number in it finite.
 
     Raises:
-      ValueError: not a JSON object, too large, too deep, or with NaN or infinite numbers in it.
+      ValueError: no such file, not a JSON object, too large, too deep, or with NaN or infinite numbers in it.
     """
-    with path.open("rb") as file:
-        text = file.read(MAX_JSON_BYTES + 1)
-    if len(text) > MAX_JSON_BYTES:
+    if not path.is_file():
+        raise ValueError(f"expected the file {path}, got none")
+    if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"expected {path} to hold at most {MAX_JSON_BYTES} bytes, got a larger file")
     try:
-        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        content = json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {path} to be JSON with finite numbers, got a damaged file: {error}") from error
     if not isinstance(content, dict):

@@ -217,20 +217,22 @@ def _stored_tensors(path: Path, header: GGUFHeader, config: TransformerConfig) -
         name: StoredTensor(
             shape=tensor.shape,
             read=functools.partial(_read_rows, path, tensor),
-            row_order=_row_order(name, config) if interleaved else None,
+            row_order=_row_order(name, tensor.shape[0], config) if interleaved else None,
         )
         for name, tensor in header.tensors.items()
         if not _NO_WEIGHT.fullmatch(name)
     }
 
 
-def _row_order(name: str, config: TransformerConfig) -> np.ndarray | None:
+def _row_order(name: str, rows: int, config: TransformerConfig) -> np.ndarray | None:
     """Places in the model of the stored rows of q and k, whose halves the converter interleaves head by head."""
     match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)
     if match is None:
         return None
     heads = config.num_heads if match[1] == "q" else config.num_kv_heads
-    return np.arange(heads * config.head_dim).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
+    if rows != heads * config.head_dim:
+        return None  # misshapen, which is reported with all the others
+    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
 
 
 def _read_rows(path: Path, tensor: GGUFTensor, start: int, stop: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Orbax directories: the params as Orbax stores them, and a JSON file with everything else."""
+"""Orbax directories: the params by name, as Orbax stores them, and a JSON file with everything else."""
 
 import dataclasses
 import json
@@ -36,10 +36,11 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """
     directory = Path(path).absolute()
     check_new(directory)
-    check_tensors(directory, _shapes(checkpoint.params), _expected(checkpoint.config))
+    params = _by_name(checkpoint.params)
+    check_tensors(directory, _shapes(params), _shapes(_abstract_params(checkpoint.config)))
     directory.mkdir(parents=True, exist_ok=True)
-    with _checkpointer(None) as checkpointer:
-        checkpointer.save(directory / _PARAMS, args=ocp.args.PyTreeSave(checkpoint.params))
+    with _checkpointer() as checkpointer:
+        checkpointer.save(directory / _PARAMS, args=ocp.args.PyTreeSave(params))
     settings = {
         "format": _FORMAT,
         "config": dataclasses.asdict(checkpoint.config),
@@ -67,8 +68,10 @@ def load(directory: Path, dtype: np.dtype, sharding: Any) -> Checkpoint:
     bos_id = settings.get("bos_id")
     eos_ids = check_ids(directory, settings.get("eos_ids", []), config.vocab_size)
     check_ids(directory, [] if bos_id is None else [bos_id], config.vocab_size)
-    check_tensors(directory, _shapes(stored), _expected(config))
-    params = _restore(directory / _PARAMS, _abstract_params(config, dtype, sharding))
+    abstract = _abstract_params(config, dtype, sharding)
+    check_tensors(directory, _shapes(stored), _shapes(abstract))
+    restored = _restore(directory / _PARAMS, _by_name(abstract))
+    params = jax.tree.unflatten(jax.tree.structure(abstract), restored.values())
     return Checkpoint(config=config, params=params, eos_ids=eos_ids, bos_id=bos_id, source=directory)
 
 
@@ -98,10 +101,9 @@ def _open(directory: Path) -> tuple[Mapping[str, Any], TransformerConfig, Any]:
 # ---- Params ----
 
 
-def _checkpointer(concurrent_bytes: int | None) -> ocp.Checkpointer:
+def _checkpointer() -> ocp.Checkpointer:
     """Uncompressed, so that what a file claims to hold can be checked against its size, and loading is a copy."""
-    handler = ocp.BasePyTreeCheckpointHandler(use_compression=False, restore_concurrent_bytes=concurrent_bytes)
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(handler_impl=handler))
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -123,7 +125,7 @@ def _check_files(path: Path, recorded: Any, sizes: Mapping[str, int]) -> None:
 def _read_metadata(path: Path, num_bytes: int) -> Any:
     """Shapes and dtypes of the stored params, which must not claim more bytes than there are."""
     try:
-        with _checkpointer(None) as checkpointer:
+        with _checkpointer() as checkpointer:
             stored = checkpointer.metadata(path.absolute()).item_metadata
         claimed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(stored.tree))
     except Exception as error:  # whatever the storage library meets in damaged files
@@ -133,19 +135,35 @@ def _read_metadata(path: Path, num_bytes: int) -> Any:
     return stored.tree
 
 
-def _restore(path: Path, target: Any) -> Any:
-    """Restores straight onto the shardings of `target`, with about one tensor of the largest size in flight."""
-    largest = max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
-    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+def _restore(path: Path, target: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Restores straight onto the shardings of `target`, never more at once than the largest tensor."""
+    restored: dict[str, jax.Array] = {}
     try:
-        with _checkpointer(largest + 1) as checkpointer:
-            args = ocp.args.PyTreeRestore(item=target, restore_args=restore_args)
-            return checkpointer.restore(path.absolute(), args=args)
+        with _checkpointer() as checkpointer:
+            for group in _groups(target):
+                restore_args = ocp.checkpoint_utils.construct_restore_args(group)
+                args = ocp.args.PyTreeRestore(item=group, restore_args=restore_args, partial_restore=True)
+                restored |= jax.block_until_ready(checkpointer.restore(path.absolute(), args=args))
     except Exception as error:  # whatever the storage library meets in damaged files
         raise ValueError(f"expected {path} to be a whole Orbax checkpoint, got: {error!r}") from error
+    return {name: restored[name] for name in target}
 
 
-def _abstract_params(config: TransformerConfig, dtype: np.dtype, sharding: Any) -> Any:
+def _groups(target: Mapping[str, jax.ShapeDtypeStruct]) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Runs of tensors that are together no larger than the largest one."""
+    limit = max(leaf.size for leaf in target.values())
+    groups, room = [], 0
+    for name, leaf in target.items():
+        if leaf.size > room:
+            groups.append({})
+            room = limit
+        groups[-1][name] = leaf
+        room -= leaf.size
+    return groups
+
+
+def _abstract_params(config: TransformerConfig, dtype: Any = np.float32, sharding: Any = None) -> Any:
+    """The params with a `jax.ShapeDtypeStruct` at each leaf."""
     shapes, treedef = jax.tree.flatten(param_shapes(config), is_leaf=_is_shape)
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     leaves = [
@@ -155,14 +173,14 @@ def _abstract_params(config: TransformerConfig, dtype: np.dtype, sharding: Any) 
     return treedef.unflatten(leaves)
 
 
-def _expected(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    paths = jax.tree.leaves_with_path(param_shapes(config), is_leaf=_is_shape)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): shape for path, shape in paths}
+def _by_name(params: Any) -> dict[str, Any]:
+    """Leaves by name, such as `layers.0.q`, in the order of the pytree."""
+    paths = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    paths = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in paths}
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(leaf.shape) for name, leaf in _by_name(params).items()}
 
 
 def _is_shape(node: Any) -> bool:

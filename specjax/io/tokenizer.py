@@ -207,6 +207,9 @@ def encode_prompt(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[int]:
       row: `{"prompt": str}` is encoded as it is; `{"messages": [...]}` goes through the chat template. Other keys
         belong to the caller.
 
+    Returns:
+      Token ids; none at all for an empty prompt in a vocabulary that adds no BOS.
+
     Raises:
       ValueError: neither or both keys, or a value of another type.
     """

@@ -128,7 +128,7 @@ def check_layers(path: Path, num_layers: Any, num_tensors: int) -> None:
     Raises:
       ValueError: more layers than tensors.
     """
-    if isinstance(num_layers, int) and num_layers > num_tensors:
+    if isinstance(num_layers, int | float) and num_layers > num_tensors:
         raise ValueError(f"expected at most one layer for each tensor in {path}, got {num_layers} for {num_tensors}")
 
 

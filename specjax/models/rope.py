@@ -29,7 +29,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 def attention_scale(rope: RopeConfig) -> float:
     """Factor on cosines and sines: YaRN's attention temperature (arXiv 2309.00071, 3.4), 1 for the others."""
-    if rope.scaling != "yarn":
+    if rope.scaling != "yarn" or rope.frequency_factors is not None:
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor

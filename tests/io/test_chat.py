@@ -1,4 +1,5 @@
 import time
+import types
 
 import pytest
 from vocabularies import byte_tokenizer
@@ -111,6 +112,11 @@ def test_messages_are_not_changed():
         with pytest.raises(ValueError, match="expected a chat template"):
             render(template, messages)
     assert messages == USER
+
+
+def test_any_mapping_is_a_message():
+    message = types.MappingProxyType(USER[0])
+    assert render("{{ messages[0] | tojson }}", [message]) == '{"role": "user", "content": "Hi"}'
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -227,6 +229,15 @@ def test_settings_that_cannot_be_followed_are_refused(tmp_path, change, message)
     with pytest.raises(ValueError, match=message) as caught:
         load_checkpoint(path, dtype="float32")
     assert str(path) in str(caught.value)
+
+
+def test_absurd_head_counts_take_no_memory(tmp_path):
+    path = write(tmp_path, attention__head_count=2**31, attention__head_count_kv=2**31, attention__key_length=2**20)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="8 misshapen"):
+        load_checkpoint(path, dtype="float32")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_neutral_settings_are_accepted(tmp_path):

@@ -146,6 +146,14 @@ def test_sentencepiece_merges_by_score():
         assert backend.encode(text).tokens == ["<s>", *merge_by_score(" " + text, SCORES)]
 
 
+def test_equal_scores_merge_from_the_left():
+    scores = dict.fromkeys(["▁", "▁▁", "▁▁▁", "▁▁▁▁▁"], -1e9) | {"a": -1.0}
+    backend = backend_from_gguf(sentencepiece_metadata(scores))
+    for length in range(1, 12):
+        text = "a" + " " * length + "a"
+        assert backend.encode(text).tokens == ["<s>", *merge_by_score(" " + text, scores)]
+
+
 def test_sentencepiece_without_a_first_space():
     metadata = sentencepiece_metadata(SCORES) | {"tokenizer.ggml.add_space_prefix": False}
     backend = backend_from_gguf(metadata | {"tokenizer.ggml.add_bos_token": False})

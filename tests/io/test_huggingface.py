@@ -263,6 +263,7 @@ def test_a_missing_shard_is_named(tmp_path):
         {"hidden_size": float("nan")},
         {"hidden_size": -32},
         {"num_hidden_layers": 2**60},
+        {"num_hidden_layers": 1e300},
         {"num_hidden_layers": 0},
         {"num_attention_heads": 0},
         {"num_attention_heads": "four"},

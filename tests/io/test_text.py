@@ -71,6 +71,7 @@ def test_text_that_is_nothing_but_a_stop_string_keeps_no_id():
         ("abcd", ["bcd", "c"], ("c", "ab")),  # complete first, though it starts later
         ("abcd", ["b", "ab"], ("ab", "")),  # complete together: the longest
         ("aab", ["ab"], ("ab", "a")),  # a false beginning
+        ("xaaab", ["aab"], ("aab", "xa")),  # beginnings inside a beginning
         ("a\n\nb\n\nc", ["\n\n"], ("\n\n", "a")),  # the first of several
         ("漢字é。", ["é"], ("é", "漢字")),  # bytes that are whole characters
         ("abc", ["x", "bd"], None),

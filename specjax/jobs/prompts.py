@@ -1,0 +1,114 @@
+"""Prompts: from arguments, a text file or JSONL, and on to ids."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specjax.io.tokenizer import Tokenizer, encode_prompt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One thing to complete."""
+
+    id: str | int
+    """Unique in its run; by default its place among the prompts, from 0."""
+    content: str | Sequence[Mapping[str, Any]]
+    """A text, or the messages of a conversation."""
+    token_ids: tuple[int, ...] = ()
+    """The ids to go on from; empty until `encode_prompts`."""
+
+
+def read_prompts(texts: Sequence[str] = (), path: str | Path | None = None) -> list[Prompt]:
+    """Reads the prompts of a run.
+
+    Args:
+      texts: prompts given directly.
+      path: a file: JSONL if its name ends in `.jsonl`, with a `prompt` or `messages` and an optional `id` (text or
+        integer) in each line, other keys being ignored; otherwise plain text, one prompt a line.
+
+    Returns:
+      The prompts in order, those of `texts` first.
+
+    Raises:
+      ValueError: nothing to read, or a line that is no prompt or repeats an id; the message names the line.
+    """
+    prompts = [Prompt(id=index, content=text) for index, text in enumerate(texts)]
+    if path is not None:
+        prompts += _read_file(Path(path), len(prompts))
+    if not prompts:
+        raise ValueError("expected at least one prompt, got none")
+    return prompts
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[Prompt], *, raw: bool = False) -> list[Prompt]:
+    """Fills in the ids.
+
+    Args:
+      tokenizer: the target's.
+      prompts: what to encode.
+      raw: texts are encoded as they are; otherwise each is a user's message in the chat template, if there is one.
+        Messages always go through the template.
+
+    Raises:
+      ValueError: a prompt that cannot be encoded, or has no ids; the message names it.
+    """
+    wrap = not raw and tokenizer.chat_template is not None
+    return [dataclasses.replace(prompt, token_ids=_encode(tokenizer, prompt, wrap)) for prompt in prompts]
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt, wrap: bool) -> tuple[int, ...]:
+    content = prompt.content
+    if isinstance(content, str) and wrap:
+        content = [{"role": "user", "content": content}]
+    try:
+        ids = encode_prompt(tokenizer, {"prompt" if isinstance(content, str) else "messages": content})
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id!r}: {error}") from error
+    if not ids:
+        raise ValueError(f"prompt {prompt.id!r}: expected at least one token, got none: an empty text has no law")
+    return tuple(ids)
+
+
+def _read_file(path: Path, first_id: int) -> list[Prompt]:
+    parse = _parse_row if path.suffix == ".jsonl" else _parse_text
+    prompts: dict[str | int, Prompt] = {}
+    for number, line in _lines(path):
+        try:
+            prompt = parse(line, first_id + len(prompts))
+            if prompt.id in prompts:
+                raise ValueError(f"expected an id of its own, got {prompt.id!r} again")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        prompts[prompt.id] = prompt
+    return list(prompts.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected {path} to be UTF-8, got another encoding: {error}") from error
+
+
+def _parse_text(line: str, default_id: int) -> Prompt:
+    if not line.strip():
+        raise ValueError("expected a prompt, got an empty line")
+    return Prompt(id=default_id, content=line)
+
+
+def _parse_row(line: str, default_id: int) -> Prompt:
+    row = json.loads(line)
+    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
+        raise ValueError("expected an object with either 'prompt' or 'messages'")
+    name = row.get("id", default_id)
+    if type(name) not in (str, int):
+        raise ValueError(f"expected 'id' to be a string or an integer, got {name!r}")
+    kind, content = (str, row["prompt"]) if "prompt" in row else (list, row["messages"])
+    if not isinstance(content, kind):
+        raise ValueError(f"expected a prompt to be a string and messages to be a list, got {type(content).__name__}")
+    return Prompt(id=name, content=content)

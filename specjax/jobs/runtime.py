@@ -1,0 +1,22 @@
+"""What a script sets in JAX before it runs anything."""
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from specjax.io.sources import cache_directory
+
+
+def configure(dtype: str, *, cache: bool) -> None:
+    """Sets matrix multiplication to full float32 where that is the dtype, and keeps compiled programs on disk.
+
+    Args:
+      dtype: of the weights.
+      cache: whether to keep programs, however small, in the directory that JAX is told of already
+        (JAX_COMPILATION_CACHE_DIR) or in specjax's own.
+    """
+    jax.config.update("jax_default_matmul_precision", "highest" if dtype == "float32" else None)
+    own = jax.config.jax_compilation_cache_dir or str(cache_directory() / "compiled")
+    jax.config.update("jax_compilation_cache_dir", own if cache else None)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()  # JAX looks at these once, at its first compilation

@@ -1,0 +1,65 @@
+"""Metrics as tables for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+SUMMARY_ROWS = (
+    "num_prompts",
+    "num_prompt_tokens",
+    "num_emitted_tokens",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "ttft_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_latency_s",
+    "output_tokens_per_second",
+    "total_token_throughput",
+    "compile_time_s",
+)
+"""What a summary shows, in this order."""
+
+
+def summary_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One column for each run, one line for each metric.
+
+    Args:
+      runs: metrics by the name of the run.
+    """
+    table = Table("metric")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for metric in SUMMARY_ROWS:
+        table.add_row(metric, *(show(metrics[metric]) for metrics in runs.values()))
+    return table
+
+
+def position_table(metrics: Mapping[str, Any]) -> Table:
+    """Acceptance at each position of the window, both rates labelled, and how many steps accepted exactly so many.
+
+    Args:
+      metrics: what `count_metrics` returns.
+    """
+    table = Table(
+        "position",
+        "acceptance_rate_per_position (unconditional)",
+        "conditional_acceptance_rate (given the one before)",
+        "acceptance_histogram (steps that accepted exactly this many)",
+    )
+    rates = zip(metrics["acceptance_rate_per_position"], metrics["conditional_acceptance_rate"], strict=True)
+    lines = [("0", "", ""), *((str(i), show(every), show(given)) for i, (every, given) in enumerate(rates, 1))]
+    for line, steps in zip(lines, metrics["acceptance_histogram"], strict=True):
+        table.add_row(*line, show(steps))
+    return table
+
+
+def show(value: float | None) -> str:
+    """A number with four digits that mean something, `-` for None."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,253 @@
+"""Runs the decoder for the tests, step by step with every invariant asserted, or in one compiled loop."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import HistoryModel
+from reference import Noise
+
+from specjax import decode
+from specjax.decode import DecodeConfig
+from specjax.sampling import Role
+from specjax.types import DecodeState, Draft, Drafter, FinishReason, ModelOutput, Pace, Params, SamplingParams, Verdict
+from specjax.verify import Block, ExactMatch, Greedy, Rejection
+
+_FAST_COMPILE = {"xla_backend_optimization_level": 0}
+"""The same programs, unoptimised: compiling is most of what these tests would cost."""
+
+prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
+step = jax.jit(decode.decode_step, static_argnames=("config",), compiler_options=_FAST_COMPILE)
+generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
+
+RUNNING, STOP, LENGTH, NAN = (int(reason) for reason in FinishReason)
+
+
+def pad(prompts: list[list[int]], width: int, *, pad_id: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Prompts `[B, width]` and their lengths; an empty prompt makes a padding row."""
+    rows = [[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts]
+    return jnp.array(rows, jnp.int32), jnp.array([len(prompt) for prompt in prompts], jnp.int32)
+
+
+# ---- Strategies that put several cases into the rows of one batch ----
+
+
+@dataclasses.dataclass(frozen=True)
+class EachRow:
+    """Row r is judged by rule r modulo their number. Rows are independent, so one program tests all the rules."""
+
+    rules: tuple[Any, ...] = (Greedy(), ExactMatch(), Rejection(), Block())
+
+    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
+        """The keys of the row's own rule."""
+        return self._choose([rule.draft_keys(keys, start, num_tokens) for rule in self.rules])
+
+    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+        """The verdict of the row's own rule."""
+        verdicts = [rule(keys, start, draft, log_probs) for rule in self.rules]
+        return jax.tree.map(lambda *options: self._choose(options), *verdicts)
+
+    def _choose(self, options: Any) -> jax.Array:
+        chosen, mine = options[0], jnp.arange(len(options[0])) % len(self.rules)
+        for index, option in enumerate(options):
+            chosen = jnp.where((mine == index).reshape(-1, *[1] * (option.ndim - 1)), option, chosen)
+        return chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    """Another drafter whose row r proposes `Params.draft["limit"][r]` tokens at most: each row has a K of its own."""
+
+    drafter: Drafter
+
+    @property
+    def num_tokens(self) -> int:
+        """The widest window."""
+        return self.drafter.num_tokens
+
+    def init(self, params: Params, batch_size: int, capacity: int) -> Any:
+        """The other's."""
+        return self.drafter.init(_inner(params), batch_size, capacity)
+
+    def draft(
+        self, params: Params, keys: jax.Array, state: Any, context: Any, sampling: SamplingParams, cache: Any
+    ) -> tuple[Draft, Any]:
+        """The other's draft, cut."""
+        draft, state = self.drafter.draft(_inner(params), keys, state, context, sampling, cache)
+        return draft.replace(length=jnp.minimum(draft.length, params.draft["limit"])), state
+
+    def update(self, params: Params, state: Any, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> Any:
+        """The other's."""
+        return self.drafter.update(_inner(params), state, tokens, positions, output)
+
+
+def _inner(params: Params) -> Params:
+    return params.replace(draft=params.draft["draft"])
+
+
+# ---- Step by step ----
+
+
+def snapshot(state: DecodeState) -> Any:
+    """The state in NumPy arrays, keys as their bits."""
+    return jax.tree.map(np.asarray, state.replace(keys=jax.random.key_data(state.keys)))
+
+
+def play(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> list[Any]:
+    """The snapshot after prefill and after each step, invariants asserted; the arguments are those of `generate`."""
+    plain = dataclasses.replace(config, verifier=ExactMatch())  # prefill asks for no verdict: one program for all
+    state = prefill(params, key, prompt, prompt_length, sampling, pace, config=plain, max_new_tokens=max_new_tokens)
+    states = [snapshot(state)]
+    assert_caches(states[0], states[0], config)
+    while (states[-1].finish_reason == RUNNING).any():
+        state = step(params, state, sampling, config=config)
+        states.append(snapshot(state))
+        assert_invariants(states[-2], states[-1], sampling, config)
+    assert len(states) <= max_new_tokens + 1
+    return states
+
+
+def outputs(state: Any) -> list[list[int]]:
+    """The output tokens of each row."""
+    context = state.context
+    return [
+        row[start:end].tolist()
+        for row, start, end in zip(context.tokens, context.prompt_length, context.length, strict=True)
+    ]
+
+
+def generated(output: Any) -> list[list[int]]:
+    """The output tokens of each row of `generate`."""
+    return [row[:length].tolist() for row, length in zip(np.asarray(output.tokens), output.length, strict=True)]
+
+
+# ---- Invariants ----
+
+
+def assert_invariants(before: Any, after: Any, sampling: SamplingParams, config: DecodeConfig) -> None:
+    """What must hold between the snapshots before and after any step of any batch."""
+    live = before.finish_reason == RUNNING
+    assert_frozen(before, after, ~live)
+    for row in np.flatnonzero(live):
+        assert_text(before, after, row, sampling, config)
+        assert_counters(before, after, row, config.drafter.num_tokens)
+    assert_caches(before, after, config)
+
+
+def assert_frozen(before: Any, after: Any, done: np.ndarray) -> None:
+    """Done rows keep every committed field, the target's cache and every counter, bit for bit; keys never change."""
+    for name in ("context", "limit", "finish_reason", "cache", "stats", "log_probs"):
+        old, new = jax.tree.leaves(getattr(before, name)), jax.tree.leaves(getattr(after, name))
+        for first, second in zip(old, new, strict=True):
+            assert first[done].tobytes() == second[done].tobytes(), f"{name} of a done row changed"
+    for name in ("keys", "limit"):
+        np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    np.testing.assert_array_equal(before.context.prompt_length, after.context.prompt_length)
+
+
+def assert_text(before: Any, after: Any, row: int, sampling: SamplingParams, config: DecodeConfig) -> None:
+    """A live row grows by 1..K + 1 tokens, stops at the first stop id or at its limit, and touches nothing else."""
+    start, end, limit = (int(x[row]) for x in (before.context.length, after.context.length, after.limit))
+    old, new, reason = before.context.tokens[row], after.context.tokens[row], after.finish_reason[row]
+    stops = set(np.asarray(sampling.stop_ids)[row].tolist()) - {-1}
+    emitted = new[start:end].tolist()
+    assert len(emitted) <= config.drafter.num_tokens + 1
+    assert emitted or reason == NAN
+    assert all(0 <= token < config.target.vocab_size for token in emitted)
+    assert not stops & set(emitted[:-1])
+    np.testing.assert_array_equal(new[:start], old[:start])
+    assert (new[end:] == config.pad_id).all()
+    assert end <= limit
+    stopped = bool(emitted) and emitted[-1] in stops
+    assert (reason == STOP) == stopped
+    assert (reason == LENGTH) == (end == limit and not stopped)
+    if stopped:
+        assert end - 1 - before.context.prompt_length[row] >= np.asarray(sampling.min_tokens)[row]
+
+
+def assert_counters(before: Any, after: Any, row: int, window: int) -> None:
+    """One step: its drafted, accepted and emitted tokens agree with one another and with the text."""
+    step = jax.tree.map(lambda new, old: new[row] - old[row], after.stats, before.stats)
+    drafted, accepted, emitted = int(step.drafted), int(step.accepted), int(step.emitted)
+    assert step.steps == 1
+    assert emitted == after.context.length[row] - before.context.length[row]
+    assert 0 <= accepted <= drafted <= max(min(window, before.limit[row] - before.context.length[row] - 1), 0)
+    finished = after.finish_reason[row] != RUNNING
+    assert emitted == accepted + 1 or (finished and emitted == accepted)
+    np.testing.assert_array_equal(step.drafted_per_position, np.arange(window) < drafted)
+    np.testing.assert_array_equal(step.accepted_per_position, np.arange(window) < accepted)
+    np.testing.assert_array_equal(step.histogram, np.arange(window + 1) == accepted)
+
+
+def assert_caches(before: Any, after: Any, config: DecodeConfig) -> None:
+    """The last token of each row is pending, caches stand for all before it, and only the window was written."""
+    length = after.context.length
+    running = after.finish_reason == RUNNING
+    assert (after.cache.length == np.maximum(length - 1, 0)).all()
+    for old, new in zip(_buffers(before.cache), _buffers(after.cache), strict=True):
+        slots = np.arange(old.shape[2])
+        first = before.context.length[:, None] - 1
+        outside = (slots < first) | (slots > first + config.drafter.num_tokens)
+        changed = (old != new).any(axis=(1, 3)) & ~(np.isnan(old) & np.isnan(new)).any(axis=(1, 3))
+        assert not (changed & outside).any(), "a slot outside the window was written"
+    _assert_stands_for(after.cache, after.context.tokens, np.maximum(length - 1, 0), config.target)
+    drafter = config.drafter.drafter if isinstance(config.drafter, Limited) else config.drafter
+    if hasattr(drafter, "model"):
+        assert (after.draft_state.length == length - 1)[running].all()
+        _assert_stands_for(after.draft_state, after.context.tokens, np.where(running, length - 1, 0), drafter.model)
+
+
+def _buffers(cache: Any) -> list[np.ndarray]:
+    return [*cache.keys, *cache.values]
+
+
+def _assert_stands_for(cache: Any, tokens: np.ndarray, length: np.ndarray, model: Any) -> None:
+    """A `HistoryModel` keeps the text itself in its cache: the committed tokens, each at its position."""
+    if isinstance(model, HistoryModel):
+        slots = np.arange(cache.keys[0].shape[2])
+        kept = slots < length[:, None]
+        assert (cache.keys[0][:, 0, :, 0] == tokens[:, : len(slots)])[kept].all()
+        assert (cache.values[0][:, 0, :, 0] == slots)[kept].all()
+
+
+# ---- The library's randomness, spelled out from the key schedule ----
+
+
+def row_noise(key: jax.Array, vocab_size: int, *, shared: bool = False, size: int = 32, window: int = 8) -> Noise:
+    """What a row with this key draws up to position `size`; `shared`: drafts use the target's noise (`ExactMatch`)."""
+    coins, windows, plain = jax.tree.map(np.asarray, _draws(key, vocab_size=vocab_size, size=size, window=window))
+
+    def gumbel(role: str, start: int, offset: int) -> np.ndarray:
+        from_target = role == "plain" or (shared and role == "draft")
+        return plain[start + offset] if from_target else windows[role][start, offset]
+
+    return Noise(uniform=lambda start, offset: float(coins[start, offset]), gumbel=gumbel)
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "size", "window"))
+def _draws(key: jax.Array, *, vocab_size: int, size: int, window: int) -> tuple[Any, Any, Any]:
+    """Coins `[N, M + 1]` and, by role, Gumbel vectors by window start and offset; the target's own by position."""
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+
+    def places(role: Role) -> jax.Array:
+        starts = fold(jax.random.fold_in(key, int(role)), jnp.arange(size))
+        return jax.vmap(fold, (0, None))(starts, jnp.arange(window + 1))
+
+    gumbel = jax.vmap(lambda place: jax.random.gumbel(place, (vocab_size,)))
+    coins = jax.vmap(jax.vmap(jax.random.uniform))(places(Role.ACCEPT))
+    roles = {"draft": Role.DRAFT, "residual": Role.RESIDUAL, "bonus": Role.BONUS}
+    windows = {name: jax.vmap(gumbel)(places(role)) for name, role in roles.items()}
+    return coins, windows, gumbel(fold(jax.random.fold_in(key, int(Role.TARGET)), jnp.arange(size + window)))

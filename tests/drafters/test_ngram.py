@@ -1,0 +1,66 @@
+"""The n-gram drafter against the slow reference, on text with many repeats."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from specjax import Context, NGramDrafter
+from specjax.pace import GRADES
+
+
+def draft(drafter, rows, width):
+    tokens = jnp.asarray([[*row, *[0] * (width - len(row))] for row in rows], jnp.int32)
+    length = jnp.asarray([len(row) for row in rows], jnp.int32)
+    context = Context(tokens=tokens, length=length, prompt_length=length)
+    return drafter.draft(None, None, None, context, None, None)[0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2), (1, 4), (2, 3), (3, 3), (2, 6)])
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_equals_the_reference(sizes, num_tokens):
+    drafter = NGramDrafter(num_tokens=num_tokens, prompt_lookup_min=sizes[0], prompt_lookup_max=sizes[1])
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, vocab, length).tolist() for vocab in (2, 3, 6) for length in range(1, 25)]
+    got = draft(drafter, rows, 32)
+    wanted = [reference.ngram_draft(row, *sizes, num_tokens) for row in rows]
+    assert [got.tokens[i, : got.length[i]].tolist() for i in range(len(rows))] == wanted
+    assert any(wanted)
+    assert not all(wanted)
+
+
+def test_padding_and_the_suffix_itself_never_match():
+    """Pad id 0 fills the buffer, and is a real token of the text too."""
+    got = draft(NGramDrafter(num_tokens=3), [[5, 0], [0], [1, 2, 3], [0, 4, 0]], 16)
+    assert got.length.tolist() == [0, 0, 0, 3]
+    assert got.tokens[3].tolist() == [4, 0, 4]
+
+
+def test_evidence_is_how_far_the_match_reaches():
+    rows = [[1, 9, 1], [1, 2, 9, 1, 2], [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5], [1, 2, 3]]
+    for most in (1, 4):
+        drafter = NGramDrafter(num_tokens=2, prompt_lookup_max=most)
+        assert draft(drafter, rows, 16).evidence.tolist() == [0, 1, GRADES - 1, 0]
+
+
+def test_runs_under_jit_with_equal_results():
+    drafter = NGramDrafter(num_tokens=4)
+    rows = [[1, 2, 1, 2, 1], [3, 3, 3]]
+    eager = draft(drafter, rows, 16)
+    jitted = jax.jit(lambda: draft(drafter, rows, 16))()
+    assert (eager.tokens == jitted.tokens).all()
+    assert (eager.length == jitted.length).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_tokens": 0},
+        {"num_tokens": 2, "prompt_lookup_min": 0},
+        {"num_tokens": 2, "prompt_lookup_max": 1, "prompt_lookup_min": 2},
+    ],
+)
+def test_refuses_settings_that_mean_nothing(wrong):
+    with pytest.raises(ValueError, match="expected num_tokens >= 1"):
+        NGramDrafter(**wrong)
