@@ -20,9 +20,15 @@ _FAST_COMPILE = {"xla_backend_optimization_level": 0}
 """The same programs, unoptimised: compiling is most of what these tests would cost."""
 
 prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
-step = jax.jit(decode.decode_step, static_argnames=("config",), compiler_options=_FAST_COMPILE)
+decode_steps = jax.jit(
+    decode.decode_steps, static_argnames=("config",), donate_argnames=("state",), compiler_options=_FAST_COMPILE
+)
 generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
+autoregressive = jax.jit(
+    decode.autoregressive, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE
+)
 
+ALL = 2**31 - 1
 RUNNING, STOP, LENGTH, NAN = (int(reason) for reason in FinishReason)
 
 
@@ -96,6 +102,29 @@ def snapshot(state: DecodeState) -> Any:
     return jax.tree.map(np.asarray, state.replace(keys=jax.random.key_data(state.keys)))
 
 
+def begin(
+    params: Params,
+    key: jax.Array,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    sampling: SamplingParams,
+    pace: Pace | None = None,
+    *,
+    config: DecodeConfig,
+    max_new_tokens: int,
+) -> DecodeState:
+    """`prefill`, which asks for no verdict: one program serves all verifiers."""
+    config = dataclasses.replace(config, verifier=ExactMatch())
+    return prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+
+
+def proceed(
+    params: Params, state: DecodeState, sampling: SamplingParams, num_steps: int = ALL, *, config: DecodeConfig
+) -> DecodeState:
+    """Some more steps, by default all there are, without a look at what lies between."""
+    return decode_steps(params, state, sampling, jnp.int32(num_steps), config=config)
+
+
 def play(
     params: Params,
     key: jax.Array,
@@ -108,12 +137,11 @@ def play(
     max_new_tokens: int,
 ) -> list[Any]:
     """The snapshot after prefill and after each step, invariants asserted; the arguments are those of `generate`."""
-    plain = dataclasses.replace(config, verifier=ExactMatch())  # prefill asks for no verdict: one program for all
-    state = prefill(params, key, prompt, prompt_length, sampling, pace, config=plain, max_new_tokens=max_new_tokens)
+    state = begin(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
     states = [snapshot(state)]
     assert_caches(states[0], states[0], config)
     while (states[-1].finish_reason == RUNNING).any():
-        state = step(params, state, sampling, config=config)
+        state = proceed(params, state, sampling, 1, config=config)
         states.append(snapshot(state))
         assert_invariants(states[-2], states[-1], sampling, config)
     assert len(states) <= max_new_tokens + 1

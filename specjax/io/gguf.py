@@ -124,7 +124,7 @@ def _settings(header: GGUFHeader) -> dict[str, Any]:
     architecture = str(header.metadata.get("general.architecture"))
     if architecture not in _INTERLEAVED:
         raise ValueError(f"architecture {architecture!r}, none of {sorted(_INTERLEAVED)}")
-    if header.metadata.get("split.count", 1) > 1:
+    if header.metadata.get("split.count", 0) not in (0, 1):
         raise ValueError("one part of a split model: merge its parts into one file first")
     start = f"{architecture}."
     settings = {key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)}

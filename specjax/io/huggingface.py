@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -63,6 +64,12 @@ def load(directory: Path, dtype: np.dtype, sharding: Any) -> Checkpoint:
         bos_id=bos_ids[0] if bos_ids else None,
         source=directory,
     )
+
+
+def to_state_dict(config: TransformerConfig, params: Any) -> dict[str, Any]:
+    """The params by their Hugging Face tensor names."""
+    names = tensor_names(config, _TOP, _LAYER, "model.layers.{}.")
+    return dict(zip(jax.tree.leaves(names), jax.tree.leaves(params), strict=True))
 
 
 def read_config(directory: Path) -> TransformerConfig:

@@ -5,33 +5,21 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.compiled import bucket, decode_steps, pad_prompts, prefill
-from specjax.decode import DecodeConfig, without_speculation
+from specjax.compiled import decode_steps, pad_prompts
 from specjax.io.text import TextStream
-from specjax.io.tokenizer import Tokenizer
-from specjax.jobs.model import load_model
+from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.jobs.prompts import Prompt
-from specjax.jobs.settings import Sampling, Settings
+from specjax.jobs.warmup import WarmUp, warm_up
 from specjax.report.metrics import Timeline, cut_stats, cut_timeline, no_stats
-from specjax.types import DecodeState, DecodeStats, FinishReason, LogProbs, Params, SamplingParams
+from specjax.types import Context, DecodeState, DecodeStats, FinishReason, LogProbs, SamplingParams
 
-ALL_STEPS = 2**31 - 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Decoder:
-    """Everything that completes prompts: weights, rules and vocabulary."""
-
-    params: Params
-    config: DecodeConfig
-    tokenizer: Tokenizer
-    eos_ids: tuple[int, ...]
-    sampling: Sampling
+_ALL_STEPS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,33 +48,9 @@ class Batch:
     seconds: float
     """From the start of the prefill to the last token, compilation excluded."""
     compile_time_s: float
-    """Tracing, compiling and a first run of these shapes; 0 if they had been seen before."""
-
-
-def build_decoder(settings: Settings) -> Decoder:
-    """Loads what the settings name.
-
-    Raises:
-      ValueError: a model that cannot be loaded, or a drafter that does not fit it.
-    """
-    target = load_model(settings.model, dtype=settings.dtype)
-    drafter, draft_params = settings.drafter.build(target, settings.dtype)
-    config = DecodeConfig(
-        target=target.model, drafter=drafter, verifier=settings.verifier, log_probs=settings.logprobs
-    )
-    return Decoder(
-        params=Params(target=target.params, draft=draft_params),
-        config=config,
-        tokenizer=target.tokenizer,
-        eos_ids=target.eos_ids,
-        sampling=settings.sampling,
-    )
-
-
-def plain_decoder(decoder: Decoder) -> Decoder:
-    """The same without speculation: the baseline of a comparison."""
-    params = Params(target=decoder.params.target)
-    return dataclasses.replace(decoder, params=params, config=without_speculation(decoder.config))
+    """What making these shapes ready took; 0 if they had been seen before."""
+    step_times_s: tuple[float, float] | None
+    """Seconds of a plain step and of a speculative one, by which the rows were paced; None: they were not."""
 
 
 def complete(
@@ -112,19 +76,23 @@ def complete(
     """
     _check_prompts(decoder, prompts)
     stepwise = on_text is not None or bool(decoder.sampling.stop)
-    rows = decoder.sampling.rows(batch_size, decoder.eos_ids)
-    seen: set[int] = set()
-    for start in range(0, len(prompts), batch_size):
-        chunk = prompts[start : start + batch_size]
-        arrays = _arrays(decoder, chunk, batch_size)
-        width = arrays[1].shape[1]
-        compile_time = 0.0 if width in seen else _warm_up(decoder, arrays, rows, clock)
-        seen.add(width)
+    sampling = decoder.sampling.rows(batch_size, decoder.eos_ids)
+    ready: dict[int, WarmUp] = {}
+    for first in range(0, len(prompts), batch_size):
+        chunk = prompts[first : first + batch_size]
+        rows = _pad(decoder, chunk, batch_size)
+        width = rows[1].shape[1]
+        compiled = width in ready
+        warm = ready[width] if compiled else ready.setdefault(width, warm_up(decoder, rows, sampling, clock))
         began = clock()
-        texts = [_Row(decoder, prompt, began, on_text) for prompt in chunk]
-        _decode(decoder, arrays, rows, texts, stepwise, clock)
-        completions = tuple(text.finish(stepwise) for text in texts)
-        yield Batch(completions=completions, seconds=clock() - began, compile_time_s=compile_time)
+        texts = [_Text(decoder, prompt, began, on_text) for prompt in chunk]
+        _decode(decoder, begin(decoder, rows, sampling, warm.pace), sampling, texts, stepwise, clock)
+        yield Batch(
+            completions=tuple(text.finish(stepwise) for text in texts),
+            seconds=clock() - began,
+            compile_time_s=0.0 if compiled else warm.compile_time_s,
+            step_times_s=warm.step_times_s,
+        )
 
 
 def _check_prompts(decoder: Decoder, prompts: Sequence[Prompt]) -> None:
@@ -137,55 +105,81 @@ def _check_prompts(decoder: Decoder, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _arrays(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys `[B]`, ids `[B, P]` and lengths `[B]`; rows beyond the prompts have length 0."""
+def _pad(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int) -> Rows:
+    """A full batch; rows beyond the prompts have length 0. A row's key comes from the seed and its prompt's id."""
     missing = batch_size - len(prompts)
-    ids, lengths = pad_prompts([*(prompt.token_ids for prompt in prompts), *[(0,)] * missing])
+    tokens, length = pad_prompts([*(prompt.token_ids for prompt in prompts), *[(0,)] * missing])
     names = [zlib.crc32(repr(prompt.id).encode()) for prompt in prompts] + [0] * missing
     key = jax.random.key(decoder.sampling.seed)
     keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(names, jnp.uint32))
-    return keys, ids, jnp.where(jnp.arange(batch_size) < len(prompts), lengths, 0)
-
-
-def _warm_up(
-    decoder: Decoder,
-    arrays: tuple[jax.Array, jax.Array, jax.Array],
-    rows: SamplingParams,
-    clock: Callable[[], float],
-) -> float:
-    """Compiles for these shapes by decoding one token of one-token prompts; returns the seconds it took."""
-    began = clock()
-    keys, ids, lengths = arrays
-    once = rows.replace(max_tokens=jnp.ones_like(rows.max_tokens))
-    state = _prefill(decoder, (keys, ids, jnp.ones_like(lengths)), once)
-    jax.block_until_ready(decode_steps(decoder.params, state, once, 1, config=decoder.config))
-    return clock() - began
-
-
-def _prefill(
-    decoder: Decoder, arrays: tuple[jax.Array, jax.Array, jax.Array], rows: SamplingParams
-) -> DecodeState:
-    width = bucket(decoder.sampling.max_new_tokens)
-    return prefill(decoder.params, *arrays, rows, config=decoder.config, max_new_tokens=width)
+    return keys, tokens, jnp.where(jnp.arange(batch_size) < len(prompts), length, 0)
 
 
 def _decode(
     decoder: Decoder,
-    arrays: tuple[jax.Array, jax.Array, jax.Array],
-    rows: SamplingParams,
-    texts: Sequence["_Row"],
+    state: DecodeState,
+    sampling: SamplingParams,
+    texts: Sequence["_Text"],
     stepwise: bool,
     clock: Callable[[], float],
 ) -> None:
-    """Runs a batch to its end, showing the rows what has come after each call."""
-    state, num_steps, running = _prefill(decoder, arrays, rows), 1, True
+    """Runs a batch to its end, telling each text what its row holds after every call."""
+    num_steps, running = 1, True
     while running:
-        state = decode_steps(decoder.params, state, rows, num_steps, config=decoder.config)
-        jax.block_until_ready(state)
+        state = jax.block_until_ready(decode_steps(decoder.params, state, sampling, num_steps, config=decoder.config))
         now = clock()
-        seen = jax.device_get(_visible(state))
-        reasons = np.array(seen.finish_reason)
+        seen = jax.tree.map(np.array, (state.context, state.finish_reason, state.stats, state.log_probs))
+        reasons = seen[1]
         for index, text in enumerate(texts):
-            reasons[index] = text.observe(now, jax.tree.map(lambda rows, index=index: rows[index], seen))
+            reasons[index] = text.observe(now, jax.tree.map(itemgetter(index), seen))
         state = state.replace(finish_reason=jnp.asarray(reasons))
-        running, num_steps = (reasons == FinishReason.RUNNING).any(), 1 if stepwise else ALL_STEPS
+        num_steps, running = 1 if stepwise else _ALL_STEPS, (reasons == FinishReason.RUNNING).any()
+
+
+class _Text:
+    """What has come for one prompt so far."""
+
+    def __init__(self, decoder: Decoder, prompt: Prompt, start: float, on_text: Callable[[str], None] | None) -> None:
+        self._prompt, self._start, self._on_text = prompt, start, on_text
+        self._stream = TextStream(decoder.tokenizer, decoder.sampling.stop)
+        self._pieces: list[str] = []
+        self._ids: list[int] = []
+        self._emissions: list[tuple[float, int]] = []
+        self._history = [no_stats(decoder.config.drafter.num_tokens)]
+        self._reason = FinishReason.RUNNING
+        self._log_probs: LogProbs | None = None
+
+    def observe(self, now: float, seen: tuple[Context, np.ndarray, DecodeStats, LogProbs | None]) -> FinishReason:
+        """Takes in what a row of the decoder holds now; says why the text has ended, if it has."""
+        context, reason, stats, log_probs = seen
+        output = slice(context.prompt_length, context.length)
+        new = context.tokens[output][len(self._ids) :].tolist()
+        if new:
+            self._emissions.append((now, len(new)))
+        self._ids += new
+        self._history.append(stats)
+        self._log_probs = jax.tree.map(itemgetter(output), log_probs)
+        self._say(self._stream.push(new))
+        self._reason = FinishReason(reason) if self._stream.match is None else FinishReason.STOP
+        return self._reason
+
+    def finish(self, stepwise: bool) -> Completion:
+        """The completion, cut at its stop string."""
+        self._say(self._stream.finish())
+        match = self._stream.match
+        kept = len(self._ids) if match is None else match.num_ids
+        return Completion(
+            prompt=self._prompt,
+            text="".join(self._pieces),
+            token_ids=tuple(self._ids[:kept]),
+            finish_reason=self._reason.name.lower(),
+            stats=self._history[-1] if match is None else cut_stats(self._history, kept),
+            timeline=cut_timeline(Timeline(start=self._start, emissions=tuple(self._emissions)), kept),
+            stepwise=stepwise,
+            log_probs=jax.tree.map(itemgetter(slice(kept)), self._log_probs),
+        )
+
+    def _say(self, text: str) -> None:
+        self._pieces.append(text)
+        if self._on_text is not None and text:
+            self._on_text(text)

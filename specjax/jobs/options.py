@@ -30,6 +30,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--allow-vocabulary-mismatch": ("drafter.allow_vocabulary_mismatch", "draft even if ids differ (--drafter model)"),
     "--exit-layer": ("drafter.exit_layer", "layers of the target that draft (--drafter early_exit)"),
     "--verifier": ("verifier", " | ".join(VERIFIERS)),
+    "--pace": ("pace", "always speculate, or only where measured step times say it pays (default: see Settings)"),
     "--temperature": ("sampling.temperature", "0 takes the most likely token"),
     "--top-k": ("sampling.top_k", "sample among so many tokens; 0: all"),
     "--top-p": ("sampling.top_p", "sample among the likeliest tokens of this mass"),

@@ -165,7 +165,10 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights of target and draft model."""
     drafter: Drafting = NGram()
-    verifier: Verifier = Rejection()
+    verifier: Verifier = dataclasses.field(default_factory=Rejection)
+    pace: Literal["always", "measured"] | None = None
+    """Speculate at every step, or where step times that are measured first say that it pays; None: the latter where
+    tokens do not depend on it (see `effective_pace`)."""
     sampling: Sampling = Sampling()
     prompt: tuple[str, ...] = ()
     prompts: str | None = None
@@ -200,6 +203,13 @@ class Settings:
         """Whether plain decoding gives the same tokens (up to rounding), and not only the same law."""
         return self.sampling.temperature == 0 or isinstance(self.verifier, ExactMatch)
 
+    @property
+    def effective_pace(self) -> str:
+        """By default measured, unless the tokens that a seed gives would depend on how fast the machine is."""
+        if self.pace is not None:
+            return self.pace
+        return "measured" if self.promises_equal_tokens and not isinstance(self.drafter, NoDraft) else "always"
+
     def _check_decoding(self) -> None:
         if isinstance(self.drafter, DraftModel) and not self.drafter.model:
             raise ValueError("expected --draft-model with --drafter model, got none")
@@ -208,7 +218,8 @@ class Settings:
                 f"expected --temperature 0 with --verifier greedy, got {self.sampling.temperature}: to sample use "
                 "rejection, block or exact_match"
             )
-        for name, wanted in (("--compare", self.compare), ("--per-position", self.per_position)):
+        idle = {"--compare": self.compare, "--per-position": self.per_position, "--pace": self.pace}
+        for name, wanted in idle.items():
             if wanted and isinstance(self.drafter, NoDraft):
                 raise ValueError(f"expected {name} with a drafter, got --drafter none")
         if self.batch_size < 1:
@@ -229,8 +240,13 @@ def record(settings: Settings) -> dict[str, Any]:
     """The settings as they take effect, for JSON: strategies under their names."""
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     drafter = {"kind": _strategy_name(settings.drafter), **dataclasses.asdict(settings.drafter)}
-    verifier, sampling = _strategy_name(settings.verifier), dataclasses.asdict(settings.sampling)
-    return fields | {"drafter": drafter, "verifier": verifier, "sampling": sampling, "stream": settings.streams}
+    return fields | {
+        "drafter": drafter,
+        "verifier": _strategy_name(settings.verifier),
+        "pace": settings.effective_pace,
+        "sampling": dataclasses.asdict(settings.sampling),
+        "stream": settings.streams,
+    }
 
 
 def _strategy_name(strategy: Any) -> str:

@@ -60,6 +60,13 @@ class TransformerConfig:
             raise ValueError(
                 f"expected num_heads to be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
+        for name, number in (
+            ("norm_epsilon", self.norm_epsilon),
+            ("theta", self.rope.theta),
+            ("factor", self.rope.factor),
+        ):
+            if not (math.isfinite(number) and number > 0):
+                raise ValueError(f"expected {name} to be finite and above 0, got {number}")
         if self.head_dim % 2:
             raise ValueError(f"expected an even head_dim (rotary pairs), got {self.head_dim}")
         if self.sliding_windows is not None and len(self.sliding_windows) != self.num_layers:
@@ -76,7 +83,12 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-_MODEL_TYPES = ("llama", "mistral", "qwen2")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "max_window_layers": 28},
+}
+"""What a config of each model type means by leaving a key out."""
 
 
 def from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
@@ -92,8 +104,9 @@ def from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
       ValueError: a model type, activation, rope type or option that would change the law and is not implemented.
     """
     model_type = config.get("model_type")
-    if model_type not in _MODEL_TYPES:
-        raise ValueError(f"expected model_type to be one of {_MODEL_TYPES}, got {model_type!r}")
+    if model_type not in _DEFAULTS:
+        raise ValueError(f"expected model_type to be one of {sorted(_DEFAULTS)}, got {model_type!r}")
+    config = _DEFAULTS[model_type] | dict(config)
     activation = config.get("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
         raise ValueError(f"expected hidden_act to be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
@@ -101,7 +114,7 @@ def from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
     hidden = _positive(config, "hidden_size")
     qwen = model_type == "qwen2"
     bias = bool(config.get("attention_bias", qwen))
-    max_positions = _positive(config, "max_position_embeddings", 2048)
+    max_positions = _positive(config, "max_position_embeddings")
     return TransformerConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
@@ -128,7 +141,7 @@ def rope_from_huggingface(config: Mapping[str, Any], max_positions: int) -> Rope
     Raises:
       ValueError: an unknown rope type, or a missing factor.
     """
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if scaling and all(isinstance(value, Mapping) for value in scaling.values()):
         raise ValueError(f"expected one rope setting for all layers, got one per layer type: {sorted(scaling)}")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
@@ -164,18 +177,19 @@ def _optional_float(value: Any) -> float | None:
 def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 1:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 1 or value != int(value):
         raise ValueError(f"expected {name} to be a positive integer, got {value!r}")
     return int(value)
 
 
 def _sliding_windows(config: Mapping[str, Any]) -> tuple[int | None, ...] | None:
     layers, window = _positive(config, "num_hidden_layers"), config.get("sliding_window")
-    if window is None or not config.get("use_sliding_window", config.get("model_type") == "mistral"):
+    if window is None or not config.get("use_sliding_window", config["model_type"] == "mistral"):
         return None
     kinds = config.get("layer_types")
     if kinds is None:
-        first = int(config.get("max_window_layers", 0)) if config.get("model_type") == "qwen2" else 0
+        first = int(config["max_window_layers"]) if config["model_type"] == "qwen2" else 0
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
     known = {"sliding_attention": int(window), "full_attention": None}
     unknown = sorted(set(kinds) - set(known))

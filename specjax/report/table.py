@@ -14,6 +14,8 @@ SUMMARY_ROWS = (
     "num_accepted_tokens",
     "mean_acceptance_length",
     "draft_acceptance_rate",
+    "plain_step_s",
+    "spec_step_s",
     "ttft_s",
     "tpot_s",
     "itl_s",
@@ -46,10 +48,10 @@ def position_table(metrics: Mapping[str, Any]) -> Table:
       metrics: what `count_metrics` returns.
     """
     table = Table(
-        "position",
-        "acceptance_rate_per_position (unconditional)",
-        "conditional_acceptance_rate (given the one before)",
-        "acceptance_histogram (steps that accepted exactly this many)",
+        "drafted\ntoken",
+        "accepted, of steps that\ndrafted it (unconditional)",
+        "accepted, of steps that accepted\nthe one before (conditional)",
+        "steps that accepted\nexactly so many",
     )
     rates = zip(metrics["acceptance_rate_per_position"], metrics["conditional_acceptance_rate"], strict=True)
     lines = [("0", "", ""), *((str(i), show(every), show(given)) for i, (every, given) in enumerate(rates, 1))]

@@ -130,10 +130,10 @@ def test_a_converted_directory_converts_again(tmp_path):
     assert_same_params(load_checkpoint(tmp_path / "second", dtype="float32").params, random_params(BYTES))
 
 
-def test_conversion_never_overwrites(tmp_path):
-    source = write_hf(tmp_path / "hf")
+def test_conversion_never_overwrites_and_says_so_before_it_reads(tmp_path):
+    (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="new or empty directory"):
-        convert_checkpoint(source, source, dtype="float32")
+        convert_checkpoint(tmp_path / "absent", tmp_path, dtype="float32")
 
 
 # ---- The script ----

@@ -241,7 +241,8 @@ def test_absurd_head_counts_take_no_memory(tmp_path):
 
 
 def test_neutral_settings_are_accepted(tmp_path):
-    path = write(tmp_path, expert_count=0, attention__causal=True, rope__scaling__attn_factor=1.0)
+    other = {"split.count": 0}  # what is left after the parts of a model have been merged
+    path = write(tmp_path, other=other, expert_count=0, attention__causal=True, rope__scaling__attn_factor=1.0)
     assert load_config(path).num_layers == 2
 
 
@@ -250,9 +251,10 @@ def test_other_architectures_are_refused_by_name(tmp_path):
         load_config(write(tmp_path, architecture="gemma"))
 
 
-def test_one_part_of_a_split_model_is_refused(tmp_path):
+@pytest.mark.parametrize("count", [3, "3"])
+def test_one_part_of_a_split_model_is_refused(tmp_path, count):
     with pytest.raises(ValueError, match="one part of a split model"):
-        load_config(write(tmp_path, other={"split.count": 3}))
+        load_config(write(tmp_path, other={"split.count": count}))
 
 
 # ---- Tensors ----

@@ -1,0 +1,322 @@
+"""Compares specjax with Hugging Face transformers on this machine: same weights, same prompts, one process.
+
+Batch 1, greedy. For each prompt four runs follow one another: transformers plain and with prompt lookup, specjax plain
+and with the n-gram drafter. Compile time is spent before and printed apart. Needs the extra `bench`.
+
+    python scripts/benchmark_huggingface.py --questions spec_bench.jsonl --dtype float32 --per-category 5
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+import specjax
+from specjax.io.checkpoint import load_checkpoint
+from specjax.io.huggingface import to_state_dict
+from specjax.io.sources import resolve_model
+from specjax.io.tokenizer import load_tokenizer
+
+GAP = 1e-3
+"""Top-2 logit gap above which greedy tokens must be equal."""
+
+
+@dataclasses.dataclass
+class Run:
+    """One completion: its tokens, wall time, time of the part after the first token, and model calls."""
+
+    tokens: list[int]
+    seconds: float
+    calls: int
+    decode_seconds: float = 0.0
+    speculative_calls: int = 0
+
+
+class HuggingFace:
+    """The baseline."""
+
+    def __init__(self, checkpoint, dtype):
+        config = checkpoint.config
+        self.model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                max_position_embeddings=config.max_positions,
+                rms_norm_eps=config.norm_epsilon,
+                rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+                tie_word_embeddings=config.tied_embeddings,
+                eos_token_id=list(checkpoint.eos_ids),
+                pad_token_id=0,
+            )
+        )
+        weights = {
+            name: torch.from_numpy(np.array(value, np.float32))
+            for name, value in to_state_dict(config, checkpoint.params).items()
+        }
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        if unexpected or set(missing) - {"lm_head.weight"}:
+            raise ValueError(f"expected the weights to fit, got missing {missing} and unexpected {unexpected}")
+        self.model = self.model.to(getattr(torch, dtype)).eval()
+        self.calls = 0
+        self.model.register_forward_pre_hook(self._count)
+
+    def _count(self, *_):
+        self.calls += 1
+
+    def __call__(self, prompt, max_new_tokens, **options):
+        ids = torch.tensor([prompt])
+        self.calls, start = 0, time.perf_counter()
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                **options,
+            )
+        seconds = time.perf_counter() - start
+        return Run(out[0, len(prompt) :].tolist(), seconds, self.calls)
+
+    def gap(self, tokens):
+        """Difference of the two largest logits after `tokens`."""
+        with torch.inference_mode():
+            top = self.model(torch.tensor([tokens])).logits[0, -1].float().topk(2).values
+        return float(top[0] - top[1])
+
+
+class SpecJax:
+    """The library, plain or with the n-gram drafter."""
+
+    def __init__(self, checkpoint, drafter, max_new_tokens):
+        self.config = specjax.DecodeConfig(
+            target=specjax.Transformer(checkpoint.config), drafter=drafter, verifier=specjax.Greedy()
+        )
+        self.params = specjax.Params(target=checkpoint.params)
+        self.sampling = specjax.sampling_params(1, max_tokens=max_new_tokens, stop_ids=checkpoint.eos_ids)
+        self.width = specjax.bucket(max_new_tokens)
+
+    def __call__(self, prompt, pace):
+        tokens, length = specjax.pad_prompts([prompt])
+        start = time.perf_counter()
+        state = specjax.prefill(
+            self.params, jax.random.key(0), tokens, length, self.sampling, pace,
+            config=self.config, max_new_tokens=self.width,
+        )  # fmt: skip
+        jax.block_until_ready(state.cache)
+        middle = time.perf_counter()
+        state = specjax.decode_steps(self.params, state, self.sampling, config=self.config)
+        emitted = int(state.stats.emitted[0])
+        end = time.perf_counter()
+        text = np.asarray(state.context.tokens)[0, len(prompt) : len(prompt) + emitted].tolist()
+        speculative = int(state.stats.drafted_per_position[0, 0]) if self.config.drafter.num_tokens else 0
+        return Run(text, end - start, int(state.stats.steps[0]), end - middle, speculative)
+
+
+def step_seconds(system, prompt, width, repeats=9):
+    """Median time of the target call alone at `width` new tokens after `prompt`."""
+    target, params = system.config.target, system.params.target
+    tokens, length = specjax.pad_prompts([prompt])
+    state = specjax.prefill(
+        system.params, jax.random.key(0), tokens, length, system.sampling, config=system.config,
+        max_new_tokens=system.width,
+    )  # fmt: skip
+    positions = (length - 1)[:, None] + jnp.arange(width)
+    call = jax.jit(target.apply, donate_argnums=3)
+    cache, times = state.cache, []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        output, cache = call(params, jnp.zeros((1, width), jnp.int32), positions, cache)
+        jax.block_until_ready((output, cache))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def draft_seconds(system, prompt, repeats=9):
+    """Median time of the n-gram lookup alone."""
+    tokens, length = specjax.pad_prompts([prompt])
+    tokens = jnp.pad(tokens, ((0, 0), (0, system.width + system.config.drafter.num_tokens + 1)))
+    context = specjax.Context(tokens=tokens, length=length, prompt_length=length)
+    call = jax.jit(lambda c: system.config.drafter.draft(None, None, None, c, None, None)[0])
+    times = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        jax.block_until_ready(call(context))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def read_questions(path, per_category):
+    """The first turn of up to `per_category` questions of each category."""
+    groups = defaultdict(list)
+    for line in Path(path).read_text().splitlines():
+        row = json.loads(line)
+        if per_category is None or len(groups[row["category"]]) < per_category:
+            groups[row["category"]].append(row)
+    return [row for rows in groups.values() for row in rows]
+
+
+def first_difference(left, right):
+    """Index of the first differing token, None if the lists are equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def compare(args, checkpoint, tokenizer):
+    """Runs everything and returns one record per question, and the floors by prompt bucket."""
+    hub = HuggingFace(checkpoint, args.dtype)
+    window = args.num_speculative_tokens
+    drafter = specjax.NGramDrafter(num_tokens=window, prompt_lookup_max=args.prompt_lookup_max)
+    plain = SpecJax(checkpoint, specjax.NoDrafter(), args.max_new_tokens)
+    ngram = SpecJax(checkpoint, drafter, args.max_new_tokens)
+    floors, records = {}, []
+    for row in read_questions(args.questions, args.per_category):
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["turns"][0]}])
+        size = specjax.bucket(len(prompt))
+        if size not in floors:
+            started = time.perf_counter()
+            for system in (plain, ngram):
+                system(prompt, None)
+            spent = time.perf_counter() - started
+            floors[size] = {
+                "first_call_s": spent,
+                "plain_s": step_seconds(plain, prompt, 1),
+                "verify_s": step_seconds(ngram, prompt, window + 1),
+                "draft_s": draft_seconds(ngram, prompt),
+            }
+        floor = floors[size]
+        costs = [floor["plain_s"] + floor["draft_s"], floor["verify_s"] + floor["draft_s"]]
+        pace = specjax.make_pace(1, jnp.asarray(costs, jnp.float32))
+        lookup = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": args.prompt_lookup_max}
+        runs = {
+            "hf": hub(prompt, args.max_new_tokens),
+            "hf_lookup": hub(prompt, args.max_new_tokens, **lookup),
+            "plain": plain(prompt, None),
+            "always": ngram(prompt, None),
+            "paced": ngram(prompt, pace),
+        }
+        split = first_difference(runs["hf"].tokens, runs["plain"].tokens)
+        records.append(
+            {
+                "question_id": row["question_id"],
+                "category": row["category"],
+                "prompt_tokens": len(prompt),
+                "bucket": size,
+                "first_difference": split,
+                "gap": None if split is None else hub.gap(prompt + runs["hf"].tokens[:split]),
+                "own_equal": all(runs[name].tokens == runs["plain"].tokens for name in ("always", "paced")),
+                "runs": {name: dataclasses.asdict(run) for name, run in runs.items()},
+            }
+        )
+        print(f"{len(records)} {row['category']} {len(prompt)}", file=sys.stderr, flush=True)
+    return records, floors
+
+
+def speed(records, name, seconds="seconds"):
+    """Pooled tokens per second."""
+    total = sum(len(r["runs"][name]["tokens"]) for r in records)
+    return total / sum(r["runs"][name][seconds] for r in records)
+
+
+def acceptance_length(records, name):
+    """Pooled tokens per model call."""
+    return sum(len(r["runs"][name]["tokens"]) for r in records) / sum(r["runs"][name]["calls"] for r in records)
+
+
+def loop_efficiency(records, floors, name):
+    """Decoding time that target calls and lookups account for, over the time it took."""
+    needed = 0.0
+    for record in records:
+        run, floor = record["runs"][name], floors[record["bucket"]]
+        wide = run["speculative_calls"]
+        draft = 0.0 if name == "plain" else floor["draft_s"] * run["calls"]
+        needed += wide * floor["verify_s"] + (run["calls"] - wide) * floor["plain_s"] + draft
+    return needed / sum(r["runs"][name]["decode_seconds"] for r in records)
+
+
+def summarize(records, floors):
+    """The figures of the comparison, per category and over all."""
+    groups = defaultdict(list)
+    for record in records:
+        groups[record["category"]].append(record)
+    groups["ALL"] = records
+    table = {}
+    for name, rows in groups.items():
+        table[name] = {
+            "questions": len(rows),
+            "tau_hf_lookup": acceptance_length(rows, "hf_lookup"),
+            "tau_always": acceptance_length(rows, "always"),
+            "tau_paced": acceptance_length(rows, "paced"),
+            "tok_s_hf": speed(rows, "hf"),
+            "tok_s_plain": speed(rows, "plain"),
+            "tok_s_always": speed(rows, "always"),
+            "tok_s_paced": speed(rows, "paced"),
+            "plain_vs_hf": speed(rows, "plain") / speed(rows, "hf"),
+            "always_vs_lookup": speed(rows, "always") / speed(rows, "hf_lookup"),
+            "paced_vs_lookup": speed(rows, "paced") / speed(rows, "hf_lookup"),
+            "always_vs_plain": speed(rows, "always") / speed(rows, "plain"),
+            "paced_vs_plain": speed(rows, "paced") / speed(rows, "plain"),
+        }
+    differing = [r for r in records if r["first_difference"] is not None]
+    return {
+        "categories": table,
+        "loop_efficiency": {name: loop_efficiency(records, floors, name) for name in ("plain", "always", "paced")},
+        "floors": floors,
+        "equal_to_hf": len(records) - len(differing),
+        "differences_above_gap": [r["question_id"] for r in differing if r["gap"] > GAP],
+        "differences": [(r["question_id"], r["first_difference"], r["gap"]) for r in differing],
+        "speculative_equal_to_plain": sum(r["own_equal"] for r in records),
+        "peak_memory_gib_with_torch": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def print_table(summary):
+    """Prints a fixed-width table."""
+    rows = summary["categories"]
+    columns = list(next(iter(rows.values())))
+    print(f"{'':16}" + "".join(f"{column:>18}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name:16}" + "".join(f"{row[column]:18.3f}" for column in columns))
+    print(json.dumps({key: value for key, value in summary.items() if key != "categories"}, indent=1))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", required=True, help="Spec-Bench format: JSONL with question_id, category, turns")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--per-category", type=int, help="questions of each category; default: all")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--num-speculative-tokens", type=int, default=6)
+    parser.add_argument("--prompt-lookup-max", type=int, default=2)
+    parser.add_argument("--output", help="JSON file for the summary and every run")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    path = resolve_model(args.model)
+    checkpoint = load_checkpoint(path, dtype=getattr(jnp, args.dtype))
+    records, floors = compare(args, checkpoint, load_tokenizer(path))
+    summary = summarize(records, floors)
+    if args.output:
+        Path(args.output).write_text(json.dumps({"summary": summary, "records": records}))
+    print_table(summary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Completes prompts with lossless speculative decoding, and ends with how fast that was."""
+
+import contextlib
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import track
+
+from specjax.jobs.completion import Batch, complete
+from specjax.jobs.decoder import build_decoder, plain_decoder
+from specjax.jobs.options import parse_options
+from specjax.jobs.prompts import encode_prompts, read_prompts
+from specjax.jobs.runtime import configure
+from specjax.jobs.settings import Settings, record
+from specjax.jobs.summary import compare, comparison_text, completion_row, summarize
+from specjax.report.table import position_table, summary_table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    finished: list[Batch] = []
+    try:
+        settings = parse_options(sys.argv[1:] if arguments is None else arguments, description=__doc__)
+    except ValueError as error:
+        return fail(error, 2)
+    try:
+        run(settings, finished)
+    except (ValueError, OSError) as error:
+        return fail(error, 1)
+    except KeyboardInterrupt:
+        done = sum(len(batch.completions) for batch in finished)
+        print(f"\ninterrupted after {done} prompts", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(settings: Settings, finished: list[Batch]) -> None:
+    configure(settings.dtype, cache=settings.compilation_cache)
+    print("settings:", json.dumps(record(settings)), file=sys.stderr)
+    prompts = read_prompts(settings.prompt, settings.prompts)
+    decoder = build_decoder(settings)
+    prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
+    console, size, window = Console(stderr=True), settings.batch_size, decoder.config.drafter.num_tokens
+    speak = partial(print, end="", flush=True) if settings.streams else None
+    batches = complete(decoder, prompts, batch_size=size, on_text=speak)
+    with open_output(settings.output) as file:
+        for batch in track(batches, "completing", -(-len(prompts) // size), console=console, disable=file is None):
+            finished.append(batch)
+            show(batch, settings, file)
+    runs = {"speculative" if window else "plain": summarize(finished, window)}
+    plain: list[Batch] = []
+    if settings.compare:
+        hush = None if speak is None else lambda text: None
+        plain += complete(plain_decoder(decoder), prompts, batch_size=size, on_text=hush)
+        runs["plain"] = summarize(plain, 0)
+    console.print(summary_table(runs))
+    if settings.per_position:
+        console.print(position_table(runs["speculative"]))
+    if settings.compare:
+        print(comparison_text(compare(finished, plain, window), settings), file=sys.stderr)
+
+
+def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    return contextlib.nullcontext() if path is None else Path(path).open("w", encoding="utf-8")
+
+
+def show(batch: Batch, settings: Settings, file: TextIO | None) -> None:
+    for completion in batch.completions:
+        if file is not None:
+            print(json.dumps(completion_row(completion), ensure_ascii=False), file=file, flush=True)
+        if settings.streams or file is None:
+            print("" if settings.streams else completion.text, flush=True)
+
+
+def fail(error: Exception, status: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What completes prompts: a target with its drafter, rules and vocabulary."""
+
+import dataclasses
+
+import jax
+
+from specjax.compiled import bucket, prefill
+from specjax.decode import DecodeConfig, without_speculation
+from specjax.io.tokenizer import Tokenizer
+from specjax.jobs.model import load_model
+from specjax.jobs.settings import Sampling, Settings
+from specjax.types import DecodeState, Pace, Params, SamplingParams
+
+Rows = tuple[jax.Array, jax.Array, jax.Array]
+"""Keys `[B]`, prompts `[B, P]` and prompt lengths `[B]`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Decoder:
+    """Everything that a completion needs beside its prompt."""
+
+    params: Params
+    config: DecodeConfig
+    tokenizer: Tokenizer
+    eos_ids: tuple[int, ...]
+    sampling: Sampling
+    measured_pace: bool = False
+    """Rows speculate only where it pays, by step times that are measured first; otherwise always."""
+
+
+def build_decoder(settings: Settings) -> Decoder:
+    """Loads what the settings name.
+
+    Raises:
+      ValueError: a model that cannot be loaded, or a drafter that does not fit it.
+    """
+    target = load_model(settings.model, dtype=settings.dtype)
+    drafter, draft_params = settings.drafter.build(target, settings.dtype)
+    return Decoder(
+        params=Params(target=target.params, draft=draft_params),
+        config=DecodeConfig(
+            target=target.model, drafter=drafter, verifier=settings.verifier, log_probs=settings.logprobs
+        ),
+        tokenizer=target.tokenizer,
+        eos_ids=target.eos_ids,
+        sampling=settings.sampling,
+        measured_pace=settings.effective_pace == "measured",
+    )
+
+
+def plain_decoder(decoder: Decoder) -> Decoder:
+    """The same without speculation: the baseline of a comparison."""
+    params, config = Params(target=decoder.params.target), without_speculation(decoder.config)
+    return dataclasses.replace(decoder, params=params, config=config, measured_pace=False)
+
+
+def begin(decoder: Decoder, rows: Rows, sampling: SamplingParams, pace: Pace | None) -> DecodeState:
+    """Prefills a batch, with room for outputs of the bucket that `max_new_tokens` falls in."""
+    width = bucket(decoder.sampling.max_new_tokens)
+    return prefill(decoder.params, *rows, sampling, pace, config=decoder.config, max_new_tokens=width)

@@ -1,0 +1,75 @@
+"""What comes before a batch of new shapes: compiling, and learning what a step costs."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from specjax.compiled import decode_steps
+from specjax.jobs.decoder import Decoder, Rows, begin
+from specjax.pace import make_pace
+from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
+
+_TEXT = 16
+"""Tokens of the text that steps are timed on: one token over and over, in which lookups find something."""
+_REPEATS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WarmUp:
+    """A batch shape that is ready to be used."""
+
+    compile_time_s: float
+    """Seconds of tracing, compiling (or reading from the cache) and a first run."""
+    step_times_s: tuple[float, float] | None
+    """Seconds of a plain step and of a speculative one; None: not measured."""
+    pace: Pace | None
+    """What the shape's batches begin with."""
+
+
+def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Callable[[], float]) -> WarmUp:
+    """Compiles the two programs of a batch and, if the decoder paces itself by them, times its steps.
+
+    Args:
+      decoder: what is to run.
+      rows: a batch of the shape in question; its text does not matter.
+      sampling: the batch's parameters.
+      clock: seconds.
+    """
+    keys, prompt, length = rows
+    windows = decoder.config.window_sizes
+    pace = make_pace(len(length), jnp.ones(len(windows))) if decoder.measured_pace else None
+    began = clock()
+    state = begin(decoder, (keys, jnp.zeros_like(prompt), jnp.ones_like(length)), sampling, pace)
+    state = decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
+    jax.block_until_ready(state)
+    compile_time = clock() - began
+    if pace is None:
+        return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
+    times = _time_steps(decoder, state, sampling, clock)
+    return WarmUp(compile_time_s=compile_time, step_times_s=times, pace=make_pace(len(length), jnp.asarray(times)))
+
+
+def _time_steps(
+    decoder: Decoder, state: DecodeState, sampling: SamplingParams, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """The fastest of a few steps each: with room for one token, which leaves none to draft, and with room for all."""
+    times: dict[int, list[float]] = {1: [], decoder.config.drafter.num_tokens + 1: []}
+    for _ in range(_REPEATS):
+        for room, seen in times.items():
+            state = jax.block_until_ready(_rewind(state, room))
+            began = clock()
+            state = decode_steps(decoder.params, state, sampling, 1, config=decoder.config)
+            jax.block_until_ready(state)
+            seen.append(clock() - began)
+    plain, speculative = map(min, times.values())
+    return plain, speculative
+
+
+def _rewind(state: DecodeState, room: int) -> DecodeState:
+    """Every row at the text 0, 0, 0, ... with room for so many tokens more. What the caches hold costs no time."""
+    length = jnp.full_like(state.context.length, _TEXT)
+    context = state.context.replace(tokens=jnp.zeros_like(state.context.tokens), length=length)
+    running = jnp.full_like(state.finish_reason, FinishReason.RUNNING)
+    return state.replace(context=context, limit=length + room, finish_reason=running)

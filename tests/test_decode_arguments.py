@@ -1,0 +1,51 @@
+"""What the decoder refuses before it traces anything."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from harness import HistoryModel, ScriptedDrafter, history_params
+
+import specjax
+from specjax import DecodeConfig, Greedy, Params, sampling_params
+
+HISTORY, TARGET, V = HistoryModel(vocab_size=11), history_params(7), 11
+
+
+@pytest.mark.parametrize("windows", [(), (0,), (3,), (0, 2), (0, 2, 1, 3), (0, 0, 3), (1, 3), (0, 3, 4)])
+def test_windows_must_ascend_from_zero_to_k(windows):
+    with pytest.raises(ValueError, match="windows ascending from 0 to num_speculative_tokens = 3"):
+        DecodeConfig(target=HISTORY, drafter=ScriptedDrafter(num_tokens=3), windows=windows)
+
+
+def test_prefill_chunk_must_be_positive():
+    with pytest.raises(ValueError, match="prefill_chunk >= 1, got 0"):
+        DecodeConfig(target=HISTORY, prefill_chunk=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key": jax.random.key_data(jax.random.key(0))}, "typed key"),
+        ({"key": jax.random.split(jax.random.key(0), 3)}, r"key of shape \[2\]"),
+        ({"prompt": jnp.zeros((2, 4))}, "integer prompts"),
+        ({"prompt": jnp.zeros(4, jnp.int32)}, "integer prompts"),
+        ({"prompt": jnp.array([[1, 2, 3, V], [1, 2, 3, 4]])}, "prompt ids in 0..10, got 1..11"),
+        ({"prompt": jnp.array([[1, 2, -1, 0], [1, 2, 3, 4]])}, "prompt ids in 0..10, got -1"),
+        ({"prompt_length": jnp.array([4])}, r"prompt_length of shape \[2\]"),
+        ({"prompt_length": jnp.array([4, 5])}, "prompt_length in 0..4"),
+        ({"prompt_length": jnp.array([4, -1])}, "prompt_length in 0..4"),
+        ({"sampling": sampling_params(3, max_tokens=2)}, r"temperature of shape \[2\]"),
+        ({"sampling": sampling_params(2, max_tokens=2, temperature=0.5)}, "temperature 0 with the greedy verifier"),
+        ({"max_new_tokens": -1}, "max_new_tokens >= 0"),
+        ({"sampling": sampling_params(2, max_tokens=9), "max_new_tokens": 9}, "12 positions, got 13"),
+    ],
+)
+@pytest.mark.parametrize("function", [specjax.generate, specjax.prefill, specjax.autoregressive, specjax.stream])
+def test_arguments_are_checked_before_tracing(function, changes, message):
+    target = HistoryModel(vocab_size=V, max_positions=12)
+    data = {"key": jax.random.key(0), "prompt": jnp.ones((2, 4), jnp.int32), "prompt_length": jnp.array([4, 2])}
+    data |= {"sampling": sampling_params(2, max_tokens=2), "max_new_tokens": 2} | changes
+    if function is specjax.autoregressive and "greedy" in message:
+        return
+    with pytest.raises(ValueError, match=message):
+        list(function(Params(target=TARGET), **data, config=DecodeConfig(target=target, verifier=Greedy())))
