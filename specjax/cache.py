@@ -1,5 +1,7 @@
 """The key/value cache: a buffer addressed by position, rolled back by lowering its length."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -48,4 +50,4 @@ def append(
 
     keys = tuple(write(old, new, jnp.nan) for old, (new, _) in zip(cache.keys, entries, strict=True))
     values = tuple(write(old, new, 0) for old, (_, new) in zip(cache.values, entries, strict=True))
-    return cache.replace(keys=keys, values=values)
+    return dataclasses.replace(cache, keys=keys, values=values)

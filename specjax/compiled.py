@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from specjax import decode
 from specjax.decode import DecodeConfig
@@ -161,7 +162,7 @@ def check_arguments(
             raise ValueError(f"expected {name} of shape [{batch}], one per prompt, got {list(rows.shape)}")
     if max_new_tokens < 0:
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
-    if not isinstance(prompt_length, jax.core.Tracer):
+    if not isinstance(prompt_length, Tracer):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
 
 

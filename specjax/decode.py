@@ -222,14 +222,14 @@ def decode_steps(
 def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
     """One round of draft, verify and commit for every live row; done rows stay as they are."""
     draft, draft_state = _draft(params, state, sampling, config)
-    state = state.replace(draft_state=draft_state)
+    state = dataclasses.replace(state, draft_state=draft_state)
     sizes = jnp.asarray(config.window_sizes)
     window = jnp.searchsorted(sizes, draft.length.max())
     branches = [
         partial(_verify, params, sampling=sampling, config=config, width=width) for width in config.window_sizes
     ]
     judged, cache, draft_state = lax.switch(window, branches, state, draft)
-    return _commit(state.replace(cache=cache, draft_state=draft_state), draft, judged, sampling)
+    return _commit(dataclasses.replace(state, cache=cache, draft_state=draft_state), draft, judged, sampling)
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
@@ -240,8 +240,10 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
     room = jnp.maximum(state.limit - context.length - 1, 0)
     length = jnp.where(state.finish_reason == FinishReason.RUNNING, jnp.minimum(draft.length, room), 0)
-    draft = draft.replace(length=length)
-    return draft.replace(length=jnp.where(pays(state.pace, draft, config.window_sizes), length, 0)), draft_state
+    draft = dataclasses.replace(draft, length=length)
+    return dataclasses.replace(
+        draft, length=jnp.where(pays(state.pace, draft, config.window_sizes), length, 0)
+    ), draft_state
 
 
 def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
@@ -262,10 +264,10 @@ def _verify(
     offsets = jnp.arange(width + 1)
     tokens, positions = _window(state, draft, live)
     seen, cache = config.target.apply(params.target, tokens, positions, state.cache)
-    text = context.replace(tokens=_write(context.tokens, context.length, draft.tokens, draft.length))
+    text = dataclasses.replace(context, tokens=_write(context.tokens, context.length, draft.tokens, draft.length))
     log_probs, healthy = law(seen.logits, sampling, text, context.length[:, None] + offsets)
     num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
-    draft = draft.replace(length=jnp.minimum(draft.length, num_healthy))
+    draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
     verdict = config.verifier(state.keys, context.length, draft, log_probs)
     num_decided = jnp.minimum(verdict.num_accepted + 1, num_healthy)
     kept = jnp.where(offsets <= verdict.num_accepted[:, None], positions, -1)
@@ -281,7 +283,7 @@ def _verify(
 
 def _narrow(draft: Draft, width: int) -> Draft:
     laws = None if draft.log_probs is None else draft.log_probs[:, :width]
-    return draft.replace(tokens=draft.tokens[:, :width], log_probs=laws)
+    return dataclasses.replace(draft, tokens=draft.tokens[:, :width], log_probs=laws)
 
 
 def _widen(columns: jax.Array, config: DecodeConfig) -> jax.Array:
@@ -332,8 +334,11 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged, sampling: Samplin
     if logs is not None and judged.log_probs is not None:
         logs = jax.tree.map(lambda old, new: _write(old, context.length, new, emitted), logs, judged.log_probs)
     accepted = jnp.minimum(judged.num_accepted, emitted)
-    return state.replace(
-        context=context.replace(tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length),
+    return dataclasses.replace(
+        state,
+        context=dataclasses.replace(
+            context, tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length
+        ),
         finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
         cache=state.cache.replace(length=jnp.where(live, length - 1, state.cache.length)),
         pace=update_pace(state.pace, draft, judged.num_accepted),

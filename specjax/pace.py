@@ -1,5 +1,7 @@
 """When to speculate: each row weighs what its drafts have earned against what a wider target call costs."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -56,7 +58,7 @@ def update_pace(pace: Pace, draft: Draft, num_accepted: jax.Array) -> Pace:
     rested = pace.acceptance + (jnp.asarray(PRIOR) - pace.acceptance) * CURIOSITY
     graded = jnp.arange(GRADES) == _grade(draft)[:, None]
     drafted = draft.length[:, None] > 0
-    return pace.replace(acceptance=jnp.where(drafted, jnp.where(graded, learned, pace.acceptance), rested))
+    return dataclasses.replace(pace, acceptance=jnp.where(drafted, jnp.where(graded, learned, pace.acceptance), rested))
 
 
 def _grade(draft: Draft) -> jax.Array:

@@ -1,5 +1,6 @@
 """The loop that drafters with a law of their own share: sample a window token by token."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ def draft_chain(
         state, text, drafted, last = carry
         logits, state = forward(state, drafted, offset, last)
         seen = context.length + offset
-        log_probs, healthy = law(logits[:, None], sampling, context.replace(tokens=text), seen[:, None])
+        log_probs, healthy = law(logits[:, None], sampling, dataclasses.replace(context, tokens=text), seen[:, None])
         token = categorical(keys[:, offset], log_probs[:, 0])
         text = text.at[rows, seen].set(token, mode="drop")
         return (state, text, drafted.at[:, offset].set(token), token), (log_probs[:, 0], healthy[:, 0])

@@ -42,4 +42,4 @@ class ModelDrafter:
     def update(self, params: Params, state: Any, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> Any:
         """Feeds what the target has committed. See `Drafter.update`."""
         _, state = self.model.apply(params.draft, tokens, positions, state)
-        return state.replace(length=jnp.maximum(state.length, positions.max(axis=1) + 1))
+        return dataclasses.replace(state, length=jnp.maximum(state.length, positions.max(axis=1) + 1))

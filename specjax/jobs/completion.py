@@ -132,7 +132,7 @@ def _decode(
         reasons = seen[1]
         for index, text in enumerate(texts):
             reasons[index] = text.observe(now, jax.tree.map(itemgetter(index), seen))
-        state = state.replace(finish_reason=jnp.asarray(reasons))
+        state = state.replace(finish_reason=jax.device_put(reasons))
         num_steps, running = 1 if stepwise else _ALL_STEPS, (reasons == FinishReason.RUNNING).any()
 
 

@@ -71,5 +71,5 @@ def _rewind(state: DecodeState, room: int) -> DecodeState:
     """Every row at the text 0, 0, 0, ... with room for so many tokens more. What the caches hold costs no time."""
     length = jnp.full_like(state.context.length, _TEXT)
     context = state.context.replace(tokens=jnp.zeros_like(state.context.tokens), length=length)
-    running = jnp.full_like(state.finish_reason, FinishReason.RUNNING)
+    running = jnp.full(length.shape, FinishReason.RUNNING, jnp.int32)
     return state.replace(context=context, limit=length + room, finish_reason=running)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
@@ -46,7 +47,7 @@ class TransformerConfig:
     max_positions: int
     norm_epsilon: float = 1e-5
     rope: RopeConfig = RopeConfig()
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     attention_bias: bool = False
     """Biases on the q, k and v projections."""
     attention_output_bias: bool = False
@@ -75,7 +76,7 @@ class TransformerConfig:
             )
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -177,10 +178,10 @@ def _optional_float(value: Any) -> float | None:
 def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 1 or value != int(value):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not math.isfinite(number) or number < 1 or number != int(number):
         raise ValueError(f"expected {name} to be a positive integer, got {value!r}")
-    return int(value)
+    return int(number)
 
 
 def _sliding_windows(config: Mapping[str, Any]) -> tuple[int | None, ...] | None:
