@@ -50,17 +50,17 @@ def run(settings: Settings, finished: list[Batch]) -> None:
         for batch in track(batches, "completing", -(-len(prompts) // size), console=console, disable=file is None):
             finished.append(batch)
             show(batch, settings, file)
-    runs = {"speculative" if window else "plain": summarize(finished, window)}
+    runs = {"speculative" if window else "plain": summarize(finished)}
     plain: list[Batch] = []
     if settings.compare:
         hush = None if speak is None else lambda text: None
         plain += complete(plain_decoder(decoder), prompts, batch_size=size, on_text=hush)
-        runs["plain"] = summarize(plain, 0)
+        runs["plain"] = summarize(plain)
     console.print(summary_table(runs))
     if settings.per_position:
         console.print(position_table(runs["speculative"]))
     if settings.compare:
-        print(comparison_text(compare(finished, plain, window), settings), file=sys.stderr)
+        print(comparison_text(compare(finished, plain), settings), file=sys.stderr)
 
 
 def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:

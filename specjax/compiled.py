@@ -9,6 +9,7 @@ from jax.core import Tracer
 
 from specjax import decode
 from specjax.decode import DecodeConfig
+from specjax.pace import GRADES
 from specjax.types import DecodeState, FinishReason, Output, Pace, Params, SamplingParams
 from specjax.verify import Greedy
 
@@ -63,7 +64,7 @@ def generate(
     Raises:
       ValueError: arguments that could not give a right result.
     """
-    check_arguments(key, prompt, prompt_length, sampling, config=config, max_new_tokens=max_new_tokens)
+    check_arguments(key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
     return _generate(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
 
 
@@ -83,7 +84,7 @@ def prefill(
     Raises:
       ValueError: arguments that could not give a right result.
     """
-    check_arguments(key, prompt, prompt_length, sampling, config=config, max_new_tokens=max_new_tokens)
+    check_arguments(key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
     return _prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
 
 
@@ -132,6 +133,12 @@ def stream(
     The arguments are those of `decode.generate`. Closing the iterator stops decoding.
     """
     state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+    return _steps(params, state, sampling, config=config, max_new_tokens=max_new_tokens)
+
+
+def _steps(
+    params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig, max_new_tokens: int
+) -> Iterator[Output]:
     while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():
         state = decode_steps(params, state, sampling, 1, config=config)
         yield _output(state, max_new_tokens=max_new_tokens)
@@ -142,6 +149,7 @@ def check_arguments(
     prompt: jax.Array,
     prompt_length: jax.Array,
     sampling: SamplingParams,
+    pace: Pace | None = None,
     *,
     config: DecodeConfig,
     max_new_tokens: int,
@@ -156,14 +164,30 @@ def check_arguments(
     if prompt.ndim != 2 or not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise ValueError(f"expected integer prompts [B, P], got {prompt.dtype}{list(prompt.shape)}")
     batch, width = prompt.shape
+    if not batch or not width:
+        raise ValueError(f"expected at least one prompt of at least one column, got [{batch}, {width}]")
+    if not jnp.issubdtype(prompt_length.dtype, jnp.integer):
+        raise ValueError(f"expected integer prompt_length, got {prompt_length.dtype}")
     named = {"prompt_length": prompt_length, "temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
     for name, rows in (named | ({"key": key} if key.ndim else {})).items():
         if rows.shape != (batch,):
             raise ValueError(f"expected {name} of shape [{batch}], one per prompt, got {list(rows.shape)}")
     if max_new_tokens < 0:
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
-    if not isinstance(prompt_length, Tracer):
+    _check_widths(batch, sampling, pace, config)
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prompt, prompt_length, sampling, pace))):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
+
+
+def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, config: DecodeConfig) -> None:
+    vocab_size, windows = config.target.vocab_size, len(config.window_sizes)
+    if sampling.logit_bias is not None and sampling.logit_bias.shape != (batch, vocab_size):
+        raise ValueError(f"expected logit_bias [{batch}, {vocab_size}], got {list(sampling.logit_bias.shape)}")
+    if pace is not None and (pace.acceptance.shape, pace.costs.shape) != ((batch, GRADES), (windows,)):
+        raise ValueError(
+            f"expected a pace for {batch} rows and {windows} windows (make_pace), "
+            f"got acceptance {list(pace.acceptance.shape)} and costs {list(pace.costs.shape)}"
+        )
 
 
 def _check_values(
@@ -186,6 +210,13 @@ def _check_values(
     ids = np.asarray(prompt)[np.arange(width) < lengths[:, None]]
     if ids.size and (ids.min() < 0 or ids.max() >= config.target.vocab_size):
         raise ValueError(f"expected prompt ids in 0..{config.target.vocab_size - 1}, got {ids.min()}..{ids.max()}")
+    bias, stops = sampling.logit_bias, np.asarray(sampling.stop_ids)
+    if bias is not None and not (np.isfinite(bias.max(axis=-1)).all() and not np.isnan(np.asarray(bias)).any()):
+        raise ValueError(
+            "expected logit_bias with numbers below +inf and an id left in each row; logit_bias() builds one"
+        )
+    if (stops >= config.target.vocab_size).any():
+        raise ValueError(f"expected stop_ids below {config.target.vocab_size}, got {int(stops.max())}")
     if isinstance(config.verifier, Greedy) and (np.asarray(sampling.temperature) > 0).any():
         raise ValueError(
             "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"

@@ -60,7 +60,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         windows, most = self.window_sizes, self.drafter.num_tokens
-        if list(windows) != sorted(set(windows)) or windows[0] != 0 or windows[-1] != most:
+        if list(windows) != sorted({0, *windows}) or windows[-1] != most:
             raise ValueError(f"expected windows ascending from 0 to num_speculative_tokens = {most}, got {windows}")
         if self.prefill_chunk < 1:
             raise ValueError(f"expected prefill_chunk >= 1, got {self.prefill_chunk}")
@@ -76,12 +76,19 @@ class _Judged:
     """A verified window, padded to the widest: what the branches of a step have in common."""
 
     tokens: jax.Array
+    """`[B, M + 1]` int32."""
     num_accepted: jax.Array
-    num_decided: jax.Array
+    """`[B]` int32, drafted tokens that passed."""
+    num_emitted: jax.Array
+    """`[B]` int32, tokens to append: up to the first stop id, the row's limit, or the first broken law."""
+    stopped: jax.Array
+    """`[B]` bool, the last of them is a stop id."""
+    broken: jax.Array
+    """`[B]` bool, the law after the accepted tokens could not be sampled."""
     log_probs: LogProbs | None
 
 
-jax.tree_util.register_dataclass(_Judged, ["tokens", "num_accepted", "num_decided", "log_probs"], [])
+jax.tree_util.register_dataclass(_Judged, [field.name for field in dataclasses.fields(_Judged)], [])
 
 
 def generate(
@@ -165,6 +172,7 @@ def prefill(
     chunk = min(config.prefill_chunk, width)
     padded = -(-width // chunk) * chunk
     capacity = max(width + max_new_tokens + config.drafter.num_tokens + 1, padded)
+    prompt_length = prompt_length.astype(jnp.int32)
     prompt = jnp.pad(prompt, ((0, 0), (0, capacity - width)))
     prompt = jnp.where(jnp.arange(capacity) < prompt_length[:, None], prompt, config.pad_id).astype(jnp.int32)
     cache = config.target.init_cache(params.target, batch, capacity)
@@ -181,17 +189,17 @@ def prefill(
     chunks = -(-jnp.maximum(prompt_length.max() - 1, 0) // chunk)
     cache, draft_state = lax.fori_loop(0, chunks, read, (cache, draft_state))
     empty = (prompt_length < 1) | (jnp.minimum(sampling.max_tokens, max_new_tokens) < 1)
-    zeros = jnp.zeros((batch, capacity), jnp.float32)
+    logs = LogProbs(raw=jnp.zeros((batch, capacity)), processed=jnp.zeros((batch, capacity)))
     return DecodeState(
-        context=Context(tokens=prompt, length=prompt_length, prompt_length=prompt_length),
+        context=Context(tokens=prompt, length=prompt_length, prompt_length=prompt_length.copy()),
         limit=prompt_length + jnp.minimum(sampling.max_tokens, max_new_tokens),
         finish_reason=jnp.where(empty, FinishReason.LENGTH, FinishReason.RUNNING).astype(jnp.int32),
         keys=row_keys(key, batch),
-        cache=cache.replace(length=jnp.maximum(prompt_length - 1, 0)),
+        cache=dataclasses.replace(cache, length=jnp.maximum(prompt_length - 1, 0)),
         draft_state=draft_state,
         pace=init_pace(batch, len(config.window_sizes)) if pace is None else pace,
         stats=init_stats(batch, config.drafter.num_tokens),
-        log_probs=LogProbs(raw=zeros, processed=zeros) if config.log_probs else None,
+        log_probs=logs if config.log_probs else None,
     )
 
 
@@ -229,7 +237,7 @@ def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *,
         partial(_verify, params, sampling=sampling, config=config, width=width) for width in config.window_sizes
     ]
     judged, cache, draft_state = lax.switch(window, branches, state, draft)
-    return _commit(dataclasses.replace(state, cache=cache, draft_state=draft_state), draft, judged, sampling)
+    return _commit(dataclasses.replace(state, cache=cache, draft_state=draft_state), draft, judged)
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
@@ -239,7 +247,8 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     draft, draft_state = drafter.draft(params, keys, state.draft_state, context, sampling, state.cache)
     _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
     room = jnp.maximum(state.limit - context.length - 1, 0)
-    length = jnp.where(state.finish_reason == FinishReason.RUNNING, jnp.minimum(draft.length, room), 0)
+    length = jnp.minimum(jnp.clip(draft.length, 0, drafter.num_tokens), room)
+    length = jnp.where(state.finish_reason == FinishReason.RUNNING, length, 0)
     draft = dataclasses.replace(draft, length=length)
     return dataclasses.replace(
         draft, length=jnp.where(pays(state.pace, draft, config.window_sizes), length, 0)
@@ -270,12 +279,15 @@ def _verify(
     draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
     verdict = config.verifier(state.keys, context.length, draft, log_probs)
     num_decided = jnp.minimum(verdict.num_accepted + 1, num_healthy)
-    kept = jnp.where(offsets <= verdict.num_accepted[:, None], positions, -1)
+    num_emitted, stopped = _emission(state, verdict.tokens, jnp.where(live, num_decided, 0), sampling)
+    kept = jnp.where(offsets < num_emitted[:, None], positions, -1)
     draft_state = config.drafter.update(params, state.draft_state, tokens, kept, seen)
     judged = _Judged(
         tokens=_widen(verdict.tokens, config),
         num_accepted=verdict.num_accepted,
-        num_decided=num_decided,
+        num_emitted=num_emitted,
+        stopped=stopped,
+        broken=num_decided <= verdict.num_accepted,
         log_probs=_token_log_probs(seen, log_probs, verdict, config) if config.log_probs else None,
     )
     return judged, cache, draft_state
@@ -317,19 +329,25 @@ def _token_log_probs(seen: ModelOutput, log_probs: jax.Array, verdict: Verdict, 
     return LogProbs(raw=_widen(raw, config), processed=_widen(processed, config))
 
 
-def _commit(state: DecodeState, draft: Draft, judged: _Judged, sampling: SamplingParams) -> DecodeState:
-    """Appends what was decided, up to the first stop id or the row's limit, and counts it."""
-    context, live = state.context, state.finish_reason == FinishReason.RUNNING
-    offsets = jnp.arange(judged.tokens.shape[1])
-    decided = jnp.where(live, jnp.minimum(judged.num_decided, state.limit - context.length), 0)
-    stops = (judged.tokens[..., None] == sampling.stop_ids[:, None]).any(axis=-1) & (offsets < decided[:, None])
+def _emission(
+    state: DecodeState, tokens: jax.Array, num_decided: jax.Array, sampling: SamplingParams
+) -> tuple[jax.Array, jax.Array]:
+    """How many decided tokens are emitted `[B]`, up to the row's limit and its first stop id; and if that came."""
+    decided = jnp.minimum(num_decided, state.limit - state.context.length)
+    stops = (tokens[..., None] == sampling.stop_ids[:, None]).any(axis=-1)
+    stops &= jnp.arange(tokens.shape[1]) < decided[:, None]
     stopped = stops.any(axis=1)
-    emitted = jnp.where(stopped, jnp.argmax(stops, axis=1) + 1, decided)
+    return jnp.where(stopped, jnp.argmax(stops, axis=1) + 1, decided), stopped
+
+
+def _commit(state: DecodeState, draft: Draft, judged: _Judged) -> DecodeState:
+    """Appends what was emitted, rolls the cache back to it, ends rows and counts."""
+    context, live = state.context, state.finish_reason == FinishReason.RUNNING
+    emitted = judged.num_emitted
     length = context.length + emitted
-    broken = judged.num_decided <= judged.num_accepted
-    reason = jnp.where(broken, FinishReason.NAN, FinishReason.RUNNING)
+    reason = jnp.where(judged.broken, FinishReason.NAN, FinishReason.RUNNING)
     reason = jnp.where(length >= state.limit, FinishReason.LENGTH, reason)
-    reason = jnp.where(stopped, FinishReason.STOP, reason)
+    reason = jnp.where(judged.stopped, FinishReason.STOP, reason)
     logs = state.log_probs
     if logs is not None and judged.log_probs is not None:
         logs = jax.tree.map(lambda old, new: _write(old, context.length, new, emitted), logs, judged.log_probs)
@@ -340,8 +358,8 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged, sampling: Samplin
             context, tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length
         ),
         finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
-        cache=state.cache.replace(length=jnp.where(live, length - 1, state.cache.length)),
-        pace=update_pace(state.pace, draft, judged.num_accepted),
+        cache=dataclasses.replace(state.cache, length=jnp.where(live, length - 1, state.cache.length)),
+        pace=update_pace(state.pace, live, draft, judged.num_accepted),
         stats=count_step(state.stats, live, draft.length, accepted, emitted),
         log_probs=logs,
     )

@@ -1,9 +1,11 @@
 """When to speculate: each row weighs what its drafts have earned against what a wider target call costs."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.types import Draft, Pace
 
@@ -20,16 +22,22 @@ CURIOSITY = 0.02
 
 def init_pace(batch_size: int, num_windows: int) -> Pace:
     """A pace that always speculates: every window costs the same."""
-    return make_pace(batch_size, jnp.ones(num_windows, jnp.float32))
+    return make_pace(batch_size, np.ones(num_windows))
 
 
-def make_pace(batch_size: int, costs: jax.Array) -> Pace:
+def make_pace(batch_size: int, costs: Sequence[float] | np.ndarray | jax.Array) -> Pace:
     """A fresh pace.
 
     Args:
       batch_size: rows B.
       costs: `[W]`, time of a step at each of `DecodeConfig.window_sizes`, in any unit, drafting included.
+
+    Raises:
+      ValueError: costs that are not numbers above 0.
     """
+    values = np.asarray(costs, np.float32)
+    if values.ndim != 1 or not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"expected costs [W], finite and above 0, got {values.tolist()}")
     prior = jnp.tile(jnp.asarray(PRIOR, jnp.float32), (batch_size, 1))
     return Pace(acceptance=prior, costs=jnp.asarray(costs, jnp.float32))
 
@@ -47,19 +55,19 @@ def pays(pace: Pace, draft: Draft, windows: tuple[int, ...]) -> jax.Array:
     return expected * pace.costs[0] >= pace.costs[window]
 
 
-def update_pace(pace: Pace, draft: Draft, num_accepted: jax.Array) -> Pace:
+def update_pace(pace: Pace, live: jax.Array, draft: Draft, num_accepted: jax.Array) -> Pace:
     """Learns from a verified draft: of its tokens `num_accepted` `[B]` passed and at most one failed.
 
-    A row that drafted nothing forgets a little of every grade.
+    A row that drafted nothing forgets a little of every grade; one that is not `live` `[B]` stays as it is.
     """
     judged = jnp.minimum(num_accepted + 1, draft.length)[:, None]
     observed = num_accepted[:, None] / jnp.maximum(judged, 1)
     learned = pace.acceptance + (observed - pace.acceptance) * (1 - (1 - 1 / MEMORY) ** judged)
     rested = pace.acceptance + (jnp.asarray(PRIOR) - pace.acceptance) * CURIOSITY
     graded = jnp.arange(GRADES) == _grade(draft)[:, None]
-    drafted = draft.length[:, None] > 0
-    return dataclasses.replace(pace, acceptance=jnp.where(drafted, jnp.where(graded, learned, pace.acceptance), rested))
+    moved = jnp.where(draft.length[:, None] > 0, jnp.where(graded, learned, pace.acceptance), rested)
+    return dataclasses.replace(pace, acceptance=jnp.where(live[:, None], moved, pace.acceptance))
 
 
 def _grade(draft: Draft) -> jax.Array:
-    return jnp.full_like(draft.length, UNGRADED) if draft.evidence is None else draft.evidence
+    return jnp.full_like(draft.length, UNGRADED) if draft.evidence is None else jnp.clip(draft.evidence, 0, GRADES - 1)

@@ -8,17 +8,18 @@ from specjax.types import DecodeStats
 
 def init_stats(batch_size: int, num_tokens: int) -> DecodeStats:
     """Zeroed counters for `batch_size` rows and windows of `num_tokens`."""
-    row = jnp.zeros((batch_size,), jnp.int32)
-    window = jnp.zeros((batch_size, num_tokens), jnp.int32)
-    histogram = jnp.zeros((batch_size, num_tokens + 1), jnp.int32)
+
+    def zeros(*shape: int) -> jax.Array:  # a buffer each: the state that holds them is donated
+        return jnp.zeros((batch_size, *shape), jnp.int32)
+
     return DecodeStats(
-        steps=row,
-        drafted=row,
-        accepted=row,
-        emitted=row,
-        drafted_per_position=window,
-        accepted_per_position=window,
-        histogram=histogram,
+        steps=zeros(),
+        drafted=zeros(),
+        accepted=zeros(),
+        emitted=zeros(),
+        drafted_per_position=zeros(num_tokens),
+        accepted_per_position=zeros(num_tokens),
+        histogram=zeros(num_tokens + 1),
     )
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.sampling import Role, categorical, position_keys, window_keys
+from specjax.sampling import Role, categorical, most_likely, position_keys, window_key, window_keys
 from specjax.types import Draft, Verdict
 
 
@@ -39,7 +39,7 @@ class Rejection:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The window as a whole: of all prefixes that pass their coin the longest is kept. Never accepts fewer tokens."""
+    """The window as a whole: of all prefixes that pass their coin the longest is kept. Expects no fewer tokens."""
 
     def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
         """Keys `[B, num_tokens]` of the drafter's draws, apart from every key used here."""
@@ -89,7 +89,7 @@ class Greedy:
 
     def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
         """Judges a draft. See `Verifier.__call__`."""
-        return _match(draft, jnp.argmax(log_probs, axis=-1).astype(jnp.int32), log_probs.shape[-1])
+        return _match(draft, most_likely(log_probs), log_probs.shape[-1])
 
 
 def residual(p: jax.Array, q: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
@@ -143,9 +143,8 @@ def _finish(
     rejected = num_accepted < draft.length
     log_law = jnp.where(rejected[:, None], jnp.log(leftover), target)
     window = draft.tokens.shape[1] + 1
-    recover, bonus = (window_keys(keys, start, window, role) for role in (Role.RESIDUAL, Role.BONUS))
-    key = jnp.where(rejected, _pick(recover, num_accepted), _pick(bonus, num_accepted))
-    final = categorical(key, log_law)
+    role = jnp.where(rejected, Role.RESIDUAL, Role.BONUS)
+    final = categorical(window_key(keys, start, num_accepted, role), log_law)
     kept = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
     at_end = jnp.arange(window) == num_accepted[:, None]
     return Verdict(tokens=jnp.where(at_end, final[:, None], kept), num_accepted=num_accepted)

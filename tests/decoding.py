@@ -1,32 +1,29 @@
 """Runs the decoder for the tests, step by step with every invariant asserted, or in one compiled loop."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import HistoryModel
+from harness import HistoryModel, Script, ScriptedDrafter, TableModel
 from reference import Noise
 
-from specjax import decode
+from specjax import decode, sampling_params
 from specjax.decode import DecodeConfig
 from specjax.sampling import Role
 from specjax.types import DecodeState, Draft, Drafter, FinishReason, ModelOutput, Pace, Params, SamplingParams, Verdict
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
 
-_FAST_COMPILE = {"xla_backend_optimization_level": 0}
-"""The same programs, unoptimised: compiling is most of what these tests would cost."""
+fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""The same programs, unoptimised: compiling is most of what these tests cost."""
 
-prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
-decode_steps = jax.jit(
-    decode.decode_steps, static_argnames=("config",), donate_argnames=("state",), compiler_options=_FAST_COMPILE
-)
-generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE)
-autoregressive = jax.jit(
-    decode.autoregressive, static_argnames=("config", "max_new_tokens"), compiler_options=_FAST_COMPILE
-)
+prefill = fast_jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
+decode_steps = fast_jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
+generate = fast_jit(decode.generate, static_argnames=("config", "max_new_tokens"))
+autoregressive = fast_jit(decode.autoregressive, static_argnames=("config", "max_new_tokens"))
 
 ALL = 2**31 - 1
 RUNNING, STOP, LENGTH, NAN = (int(reason) for reason in FinishReason)
@@ -162,6 +159,38 @@ def generated(output: Any) -> list[list[int]]:
     return [row[:length].tolist() for row, length in zip(np.asarray(output.tokens), output.length, strict=True)]
 
 
+# ---- One program for texts that are known in advance ----
+
+ROWS, WIDTH, NEW, WINDOW, VOCAB = 120, 8, 12, 8, 16
+SCRIPTED = DecodeConfig(
+    target=TableModel(vocab_size=VOCAB), drafter=ScriptedDrafter(num_tokens=WINDOW), verifier=EachRow()
+)
+
+
+def play_scripts(
+    logits: Any, prompts: Sequence[list[int]], propose: Callable[[int, int], Sequence[int]], **sampling: Any
+) -> list[Any]:
+    """`play` for at most 120 prompts over a table `[VOCAB, VOCAB]`; values of `sampling` may be lists, one per prompt.
+
+    When a row's text has n tokens, `propose(row, n)` tokens are drafted.
+    """
+    spare = ROWS - len(prompts)
+    tokens, length = np.full((ROWS, WIDTH + NEW, WINDOW), -1, np.int32), np.zeros((ROWS, WIDTH + NEW), np.int32)
+    for row, count in np.ndindex(len(prompts), WIDTH + NEW):
+        draft = list(propose(row, count))
+        tokens[row, count, : len(draft)], length[row, count] = draft, len(draft)
+    script = Script(tokens=jnp.asarray(tokens), length=jnp.asarray(length))
+    options = {name: [*x, *[x[-1]] * spare] if isinstance(x, list) else x for name, x in sampling.items()}
+    return play(
+        Params(target=jnp.asarray(logits, jnp.float32), draft=script),
+        jax.random.key(17),
+        *pad([*prompts, *[[]] * spare], WIDTH),
+        sampling_params(ROWS, **{"max_tokens": NEW} | options),
+        config=SCRIPTED,
+        max_new_tokens=NEW,
+    )
+
+
 # ---- Invariants ----
 
 
@@ -253,29 +282,33 @@ def _assert_stands_for(cache: Any, tokens: np.ndarray, length: np.ndarray, model
 
 # ---- The library's randomness, spelled out from the key schedule ----
 
+WINDOW_ROLES = {"draft": Role.DRAFT, "accept": Role.ACCEPT, "residual": Role.RESIDUAL, "bonus": Role.BONUS}
+
 
 def row_noise(key: jax.Array, vocab_size: int, *, shared: bool = False, size: int = 32, window: int = 8) -> Noise:
     """What a row with this key draws up to position `size`; `shared`: drafts use the target's noise (`ExactMatch`)."""
-    coins, windows, plain = jax.tree.map(np.asarray, _draws(key, vocab_size=vocab_size, size=size, window=window))
+    roles, starts, offsets = np.indices((len(Role), size, window + 1))
+    coins, windows, plain = jax.tree.map(np.asarray, _draws(key, roles, starts, offsets, vocab_size))
 
     def gumbel(role: str, start: int, offset: int) -> np.ndarray:
-        from_target = role == "plain" or (shared and role == "draft")
-        return plain[start + offset] if from_target else windows[role][start, offset]
+        if role == "plain" or (shared and role == "draft"):
+            return plain[Role.TARGET, start + offset, 0]
+        return windows[WINDOW_ROLES[role], start, offset]
 
-    return Noise(uniform=lambda start, offset: float(coins[start, offset]), gumbel=gumbel)
+    return Noise(uniform=lambda start, offset: float(coins[Role.ACCEPT, start, offset]), gumbel=gumbel)
 
 
-@partial(jax.jit, static_argnames=("vocab_size", "size", "window"))
-def _draws(key: jax.Array, *, vocab_size: int, size: int, window: int) -> tuple[Any, Any, Any]:
-    """Coins `[N, M + 1]` and, by role, Gumbel vectors by window start and offset; the target's own by position."""
-    fold = jax.vmap(jax.random.fold_in, (None, 0))
+def _draw(key: jax.Array, role: Any, start: Any, offset: Any, vocab_size: int) -> tuple[jax.Array, ...]:
+    """A coin and the Gumbel vectors of a place in a window, and of a position."""
+    position = jax.random.fold_in(jax.random.fold_in(key, role), start)
+    place = jax.random.fold_in(position, offset)
+    gumbels = [jax.random.gumbel(noise, (vocab_size,)) for noise in (place, position)]
+    return jax.random.uniform(place), *gumbels
 
-    def places(role: Role) -> jax.Array:
-        starts = fold(jax.random.fold_in(key, int(role)), jnp.arange(size))
-        return jax.vmap(fold, (0, None))(starts, jnp.arange(window + 1))
 
-    gumbel = jax.vmap(lambda place: jax.random.gumbel(place, (vocab_size,)))
-    coins = jax.vmap(jax.vmap(jax.random.uniform))(places(Role.ACCEPT))
-    roles = {"draft": Role.DRAFT, "residual": Role.RESIDUAL, "bonus": Role.BONUS}
-    windows = {name: jax.vmap(gumbel)(places(role)) for name, role in roles.items()}
-    return coins, windows, gumbel(fold(jax.random.fold_in(key, int(Role.TARGET)), jnp.arange(size + window)))
+@partial(fast_jit, static_argnums=4)
+def _draws(key: jax.Array, roles: Any, starts: Any, offsets: Any, vocab_size: int) -> tuple[jax.Array, ...]:
+    draw = partial(_draw, key, vocab_size=vocab_size)
+    for _ in range(roles.ndim):
+        draw = jax.vmap(draw)
+    return draw(roles, starts, offsets)

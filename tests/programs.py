@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import decoding
 import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import Script, ScriptedDrafter, TableModel, script_of
 
-from specjax import compiled
 from specjax.decode import DecodeConfig
 from specjax.models.transformer import Transformer
 from specjax.sampling import sampling_params
@@ -45,8 +45,8 @@ def run(
     """`generate` (`plain`: `autoregressive`) for at most 8 prompts; the other rows are padding."""
     arguments = *inputs(prompts, seeds), sampling_rows(len(prompts), **sampling)
     if plain:
-        return compiled.autoregressive(params, *arguments, config=config, max_new_tokens=NEW)
-    return compiled.generate(params, *arguments, pace, config=config, max_new_tokens=NEW)
+        return decoding.autoregressive(params, *arguments, config=config, max_new_tokens=NEW)
+    return decoding.generate(params, *arguments, pace, config=config, max_new_tokens=NEW)
 
 
 def inputs(prompts: Sequence[Sequence[int]], seeds: Sequence[int] | int = 0) -> tuple[jax.Array, Any, Any]:
@@ -59,13 +59,10 @@ def inputs(prompts: Sequence[Sequence[int]], seeds: Sequence[int] | int = 0) -> 
 
 
 def sampling_rows(count: int, **values: Any) -> SamplingParams:
-    """`sampling_params` for the whole batch from values for all, or for the first `count` rows."""
-    filled = {name: [*value, *[value[-1]] * (BATCH - count)] for name, value in values.items() if _is_row(value)}
+    """`sampling_params` for the whole batch; a list holds one value for each of the first `count` rows."""
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    filled = {name: [*value, *[value[-1]] * (BATCH - count)] for name, value in lists.items()}
     return sampling_params(BATCH, **{"max_tokens": NEW} | values | filled)
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def script(texts: Sequence[Sequence[int]], window: int, *, length: Any = None) -> Script:
@@ -77,7 +74,11 @@ def script(texts: Sequence[Sequence[int]], window: int, *, length: Any = None) -
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text[: WIDTH + NEW]
     whole = script_of(jnp.asarray(padded), window)
-    return whole if length is None else whole.replace(length=jnp.broadcast_to(jnp.asarray(length), padded.shape))
+    return (
+        whole
+        if length is None
+        else whole.replace(length=jnp.broadcast_to(jnp.asarray(length, jnp.int32), padded.shape))
+    )
 
 
 def rows(output: Output) -> list[list[int]]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import fast_jit
 from harness import ScriptedDrafter
 from programs import (
     BATCH,
@@ -27,8 +28,7 @@ from programs import (
 
 from specjax.decode import DecodeConfig
 from specjax.drafters.model import ModelDrafter
-from specjax.sampling import law
-from specjax.types import Context, FinishReason, Params
+from specjax.types import FinishReason, Params
 from specjax.verify import ExactMatch, Greedy, Rejection
 
 NAN, STOP, LENGTH = FinishReason.NAN, FinishReason.STOP, FinishReason.LENGTH
@@ -109,7 +109,7 @@ def test_case_48_healthy_rows_are_the_same_beside_healthy_ones(verifier):
 def test_case_48_a_drafter_whose_law_breaks_stands_down():
     """The draft model has no law after token 1: the window ends there, and the text is the target's."""
     drafter = ModelDrafter(model=TABLE, num_tokens=WINDOW, vocab_size=VOCAB)
-    target = jnp.where(jnp.isnan(BROKEN) | (BROKEN == jnp.inf), 0.0, BROKEN)
+    target = jnp.nan_to_num(BROKEN, nan=0.0, posinf=0.0, neginf=-jnp.inf)
     for value in (jnp.nan, jnp.inf, -jnp.inf):
         params = Params(target=target, draft=target.at[1].set(value))
         prompts = [[0], [1], [0], [1]]
@@ -124,34 +124,46 @@ def test_case_48_a_drafter_whose_law_breaks_stands_down():
 
 WIDEST = ScriptedDrafter(num_tokens=8)
 WINDOWED = DecodeConfig(target=TINY, drafter=WIDEST, verifier=ExactMatch(), windows=(0, 1, 2, 4, 8))
-POISON = 60
-"""Token whose embedding is NaN."""
+MIXED = [0.0, 1.0] * (BATCH // 2)
+
+
+def prompts_of(seed):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, TINY.vocab_size, rng.integers(2, WIDTH + 1)).tolist() for _ in range(BATCH)]
+
+
+def run_tiny(params, prompts, **options):
+    with jax.default_matmul_precision("highest"):
+        return run(WINDOWED, params, prompts, temperature=MIXED, **options)
+
+
+def plain_tiny(params, prompts, seeds=0):
+    return rows(run_tiny(Params(target=params), prompts, seeds=seeds, plain=True))
 
 
 @functools.cache
 def poisoned():
-    params = harness.tiny_params(5)
-    return params | {"embed": params["embed"].at[POISON].set(jnp.nan)}
+    """Prompts, the target's text, a token that occurs in neither, and params in which its embedding is NaN."""
+    params, prompts = harness.tiny_params(5), prompts_of(1)
+    right = plain_tiny(params, prompts)
+    poison = min(set(range(TINY.vocab_size)).difference(*prompts, *right))
+    return prompts, right, poison, params | {"embed": params["embed"].at[poison].set(jnp.nan)}
 
 
-def prompts_of(seed, count=BATCH):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, POISON, rng.integers(2, WIDTH + 1)).tolist() for _ in range(count)]
-
-
-MIXED = [0.0, 1.0] * (BATCH // 2)
+def poisoned_params(place, every):
+    """The right text as draft, but with the NaN token at one place of each window; drafted at every n-th length."""
+    prompts, right, poison, params = poisoned()
+    length = np.where(np.arange(COLUMNS) % every == 0, 4, 0)
+    draft = script([[*prompt, *row] for prompt, row in zip(prompts, right, strict=True)], 8, length=length[None])
+    return Params(target=params, draft=draft.replace(tokens=draft.tokens.at[:, :, place].set(poison)))
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 3])
 def test_case_48_a_rejected_nan_leaves_nothing_behind(place, every):
-    """The NaN token is drafted at a place of the window and rejected, there or before; its slot then lies stale while
-    the row takes steps without a draft, and is overwritten later."""
-    prompts, params = prompts_of(1), Params(target=poisoned())
-    right = rows(run(WINDOWED, params, prompts, temperature=MIXED, plain=True))
-    assert not any(POISON in row for row in right)
-    params = params.replace(draft=poisoned_script(prompts, right, place, every))
-    output = run(WINDOWED, params, prompts, temperature=MIXED)
+    """Its slot lies stale while the row takes steps without a draft, and is overwritten later: 0 * NaN is NaN."""
+    prompts, right, *_ = poisoned()
+    output = run_tiny(poisoned_params(place, every), prompts)
     assert rows(output) == right
     assert output.finish_reason.tolist() == [LENGTH] * BATCH
     assert (output.stats.drafted_per_position[:, place] > 2).all()
@@ -159,25 +171,16 @@ def test_case_48_a_rejected_nan_leaves_nothing_behind(place, every):
     assert not output.stats.accepted_per_position[:, place].any()
 
 
-def poisoned_script(prompts, right, place, every):
-    """The right text with `POISON` at one place of every window, drafted at each `every`-th length of the text."""
-    whole = script([[*prompt, *row] for prompt, row in zip(prompts, right, strict=True)], 8)
-    length = jnp.where(jnp.arange(COLUMNS) % every == 0, 4, 0)
-    return whole.replace(tokens=whole.tokens.at[:, :, place].set(POISON), length=jnp.tile(length, (BATCH, 1)))
-
-
 @pytest.mark.parametrize("place", [0, 4, -1])
 def test_case_48_a_nan_in_the_text_flags_its_row_alone(place):
     """As pending token, in the prefill, and as the first of it: nothing is emitted, and the other rows go on."""
-    prompts, params = prompts_of(1), Params(target=poisoned())
-    right = rows(run(WINDOWED, params, prompts, temperature=MIXED, plain=True))
-    params = params.replace(draft=poisoned_script(prompts, right, 7, 1))
+    prompts, right, poison, _ = poisoned()
     spoilt = [list(prompt) for prompt in prompts]
     spoilt[3] = [*range(10)]
-    spoilt[3][place] = POISON
-    output = run(WINDOWED, params, spoilt, temperature=MIXED)
+    spoilt[3][place] = poison
+    output = run_tiny(poisoned_params(7, 1), spoilt)
     assert output.finish_reason.tolist() == [LENGTH] * 3 + [NAN] + [LENGTH] * 4
-    assert rows(output) == right[:3] + [[]] + right[4:]
+    assert rows(output) == [*right[:3], [], *right[4:]]
 
 
 # ---- Case 50: ties ----
@@ -232,3 +235,59 @@ def test_case_50_without_speculation():
     params = Params(target=tied_table(2, 5))
     assert rows(run(table_config(), params, STARTS, plain=True, **CERTAIN))[:5] == [[2] * NEW] * 5
     assert follow(params.target, 3) == [2] * NEW
+
+
+# ---- Case 51: near-ties and the width of the window ----
+
+
+def flawed_script(prompts, right, seed, window):
+    """The right text with every seventh token or so wrong, at most `window` of them at a time."""
+    rng, texts = np.random.default_rng(seed), []
+    for prompt, row in zip(prompts, right, strict=True):
+        wrong = rng.random(len(row)) < 0.15
+        texts.append([*prompt, *((np.array(row) + wrong) % TINY.vocab_size)])
+    return script(texts, 8, length=np.full((1, COLUMNS), window))
+
+
+@pytest.mark.parametrize("model", range(7))
+def test_case_51_float32_tokens_do_not_depend_on_the_window(model):
+    """56 seeds, greedy and sampled rows, windows of 1, 2, 4 and 8 verified at their own width: equal to K = 0."""
+    params, prompts = harness.tiny_params(model), prompts_of(model)
+    right = plain_tiny(params, prompts, seeds=BATCH * model)
+    for window in (1, 2, 4, 8):
+        draft = flawed_script(prompts, right, model, window)
+        output = run_tiny(Params(target=params, draft=draft), prompts, seeds=BATCH * model)
+        assert rows(output) == right
+        assert 0.4 < output.stats.accepted.sum() / output.stats.drafted.sum() < 1
+
+
+def test_case_51_bfloat16_tokens_are_near_ties_at_worst():
+    """Teacher-forced through the plain path, each chosen token is within two bfloat16 steps of the maximum."""
+    params, prompts = harness.tiny_params(0, dtype=jnp.bfloat16), prompts_of(0)
+    config = DecodeConfig(target=TINY, drafter=ScriptedDrafter(num_tokens=4), verifier=Greedy())
+    draft = flawed_script(prompts, plain_steps(params, prompts)[0].tolist(), 0, 4)
+    output = run(config, Params(target=params, draft=draft.replace(tokens=draft.tokens[..., :4])), prompts)
+    assert 0.4 < output.stats.accepted.sum() / output.stats.drafted.sum() < 1
+    _, logits = plain_steps(params, prompts, forced=output.tokens)
+    chosen = np.take_along_axis(logits, np.asarray(output.tokens)[..., None], axis=-1)[..., 0]
+    second, best = np.moveaxis(np.sort(logits, axis=-1)[..., -2:], -1, 0)
+    steps = 2.0 ** (np.floor(np.log2(np.abs(best))) - 7)
+    assert (chosen >= best - 2 * steps).all()
+    assert (second < best - 2 * steps).mean() > 0.5
+
+
+def plain_steps(params, prompts, forced=None):
+    """Tokens `[B, NEW]` and the logits `[B, NEW, V]` before each, one a call: the forced ones, or the argmax."""
+    _, prompt, length = inputs(prompts)
+    positions = jnp.where(jnp.arange(WIDTH) < length[:, None] - 1, jnp.arange(WIDTH), -1)
+    _, cache = APPLY(params, prompt, positions, TINY.init_cache(params, BATCH, COLUMNS))
+    token, tokens, logits = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1), [], []
+    for index in range(NEW):
+        output, cache = APPLY(params, token, length[:, None] - 1 + index, cache)
+        token = jnp.argmax(output.logits, axis=-1) if forced is None else forced[:, index : index + 1]
+        tokens.append(np.asarray(token))
+        logits.append(np.asarray(output.logits))
+    return np.concatenate(tokens, axis=1), np.concatenate(logits, axis=1)
+
+
+APPLY = fast_jit(TINY.apply)

@@ -280,7 +280,7 @@ def test_early_exit_equals_the_reference():
     assert_equals_reference(final, [steps(row) for row in LIVE])
     text, length = jnp.asarray(final.context.tokens), final.cache.length
     positions = jnp.where(jnp.arange(text.shape[1]) < length[:, None], jnp.arange(text.shape[1]), -1)
-    fresh = jax.jit(TRANSFORMER.apply)(WEIGHTS, text, positions, TRANSFORMER.init_cache(WEIGHTS, *text.shape))[1]
+    fresh = decoding.fast_jit(TRANSFORMER.apply)(WEIGHTS, text, positions, TRANSFORMER.init_cache(WEIGHTS, *text.shape))[1]
     kept = np.arange(text.shape[1]) < length[:, None]
     for seen, right in zip(final.cache.keys + final.cache.values, fresh.keys + fresh.values, strict=True):
         np.testing.assert_allclose(seen.swapaxes(1, 2)[kept], right.swapaxes(1, 2)[kept], rtol=1e-4, atol=1e-5)
@@ -344,35 +344,42 @@ def test_while_loop_is_the_loop_of_steps(name):
     jax.tree.map(np.testing.assert_array_equal, whole, played(name)[-1])
 
 
-@pytest.fixture(scope="module")
-def generated_by_model() -> Any:
-    params, config = SETUPS["model"]()
-    return decoding.generate(params, KEYS, *pad(PROMPTS, WIDTH), SAMPLING, config=config, max_new_tokens=NEW)
+@pytest.fixture
+def compiled_pieces(monkeypatch):
+    """The pieces that are compiled already, in place of those which `generate` and `stream` are put together from."""
+    monkeypatch.setattr(decode, "prefill", begin)
+    monkeypatch.setattr(decode, "decode_steps", proceed)
+    monkeypatch.setattr(specjax.compiled, "_prefill", begin)
+    monkeypatch.setattr(specjax.compiled, "_decode_steps", decoding.decode_steps)
 
 
-def test_generate_is_prefill_and_all_steps(generated_by_model):
-    output, final = generated_by_model, played("model")[-1]
-    right = decode.output(jax.tree.map(jnp.asarray, final), max_new_tokens=NEW)
-    jax.tree.map(np.testing.assert_array_equal, output, right)
+@pytest.mark.usefixtures("compiled_pieces")
+def test_generate_is_prefill_and_all_steps():
+    (params, config), final = SETUPS["model"](), played("model")[-1]
+    output = decode.generate(params, KEYS, *pad(PROMPTS, WIDTH), SAMPLING, config=config, max_new_tokens=NEW)
     assert generated(output) == outputs(final)
     assert output.tokens.shape == output.log_probs.raw.shape == (12, NEW)
+    jax.tree.map(np.testing.assert_array_equal, output.stats, final.stats)
+    np.testing.assert_array_equal(output.finish_reason, final.finish_reason)
     for row, length in enumerate(output.length.tolist()):
+        start = len(PROMPTS[row])
         assert (output.tokens[row, length:] == 0).all()
-        assert not output.log_probs.raw[row, length:].any()
+        for found, kept in zip(jax.tree.leaves(output.log_probs), jax.tree.leaves(final.log_probs), strict=True):
+            np.testing.assert_array_equal(found[row, :length], kept[row, start : start + length])
+            assert not found[row, length:].any()
 
 
-def test_stream_shows_the_steps_of_generate(generated_by_model, monkeypatch):
-    """With the jitted functions exchanged for the same ones compiled faster, donation included."""
-    monkeypatch.setattr(specjax.compiled, "_prefill", decoding.prefill)
-    monkeypatch.setattr(specjax.compiled, "_decode_steps", decoding.decode_steps)
+@pytest.mark.usefixtures("compiled_pieces")
+def test_stream_shows_the_steps_of_generate():
     params, config = SETUPS["model"]()
     arguments = params, KEYS, *pad(PROMPTS, WIDTH), SAMPLING
+    whole = decode.generate(*arguments, config=config, max_new_tokens=NEW)
     seen = list(specjax.stream(*arguments, config=config, max_new_tokens=NEW))
-    jax.tree.map(np.testing.assert_array_equal, seen[-1], generated_by_model)
-    assert len(seen) == generated_by_model.stats.steps.max()
+    jax.tree.map(np.testing.assert_array_equal, seen[-1], whole)
+    assert len(seen) == whole.stats.steps.max()
     for index, output in enumerate(seen):
-        np.testing.assert_array_equal(output.stats.steps, jnp.minimum(generated_by_model.stats.steps, index + 1))
-        for early, late in zip(generated(output), generated(generated_by_model), strict=True):
+        np.testing.assert_array_equal(output.stats.steps, jnp.minimum(whole.stats.steps, index + 1))
+        for early, late in zip(generated(output), generated(whole), strict=True):
             assert late[: len(early)] == early
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(arguments))
 

@@ -23,6 +23,10 @@ class ModelDrafter:
     vocab_size: int
     """The target's width V; the model's may differ by padding, and no id beyond either is proposed."""
 
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise ValueError(f"expected num_tokens >= 1, got {self.num_tokens}; NoDrafter drafts nothing")
+
     def init(self, params: Params, batch_size: int, capacity: int) -> Any:
         """The model's empty cache."""
         return self.model.init_cache(params.draft, batch_size, capacity)

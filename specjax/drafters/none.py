@@ -12,7 +12,10 @@ from specjax.types import Context, Draft, ModelOutput, Params, SamplingParams
 class NoDrafter:
     """Proposes nothing; each step then is one plain step."""
 
-    num_tokens: int = 0
+    @property
+    def num_tokens(self) -> int:
+        """An empty window."""
+        return 0
 
     def init(self, params: Params, batch_size: int, capacity: int) -> None:
         """No state."""

@@ -81,16 +81,17 @@ def complete(
     for first in range(0, len(prompts), batch_size):
         chunk = prompts[first : first + batch_size]
         rows = _pad(decoder, chunk, batch_size)
-        width = rows[1].shape[1]
-        compiled = width in ready
-        warm = ready[width] if compiled else ready.setdefault(width, warm_up(decoder, rows, sampling, clock))
-        began = clock()
+        width, compile_time = rows[1].shape[1], 0.0
+        if width not in ready:
+            ready[width] = warm_up(decoder, rows, sampling, clock)
+            compile_time = ready[width].compile_time_s
+        warm, began = ready[width], clock()
         texts = [_Text(decoder, prompt, began, on_text) for prompt in chunk]
         _decode(decoder, begin(decoder, rows, sampling, warm.pace), sampling, texts, stepwise, clock)
         yield Batch(
             completions=tuple(text.finish(stepwise) for text in texts),
             seconds=clock() - began,
-            compile_time_s=0.0 if compiled else warm.compile_time_s,
+            compile_time_s=compile_time,
             step_times_s=warm.step_times_s,
         )
 
@@ -132,7 +133,7 @@ def _decode(
         reasons = seen[1]
         for index, text in enumerate(texts):
             reasons[index] = text.observe(now, jax.tree.map(itemgetter(index), seen))
-        state = state.replace(finish_reason=jax.device_put(reasons))
+        state = dataclasses.replace(state, finish_reason=jax.device_put(reasons))
         num_steps, running = 1 if stepwise else _ALL_STEPS, (reasons == FinishReason.RUNNING).any()
 
 

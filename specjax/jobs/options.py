@@ -6,9 +6,9 @@ a flag overrides both.
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +73,10 @@ def parse_options(arguments: Sequence[str], *, description: str | None = None) -
     given = vars(_parser(description).parse_args(arguments))
     config, pairs = given.pop("config"), dict(map(_pair, given.pop("set")))
     flags = {path: _as_text(value) for path, value in given.items() if value is not None}
-    return with_changes(load_config(config) if config else Settings(), pairs | flags)
+    settings = with_changes(load_config(config) if config else Settings(), pairs | flags)
+    if not settings.prompt and settings.prompts is None:
+        raise ValueError("expected --prompt or --prompts, got neither")
+    return settings
 
 
 def load_config(path: str | Path) -> Settings:
@@ -151,13 +154,14 @@ def _replace(node: Any, changes: Mapping[str, str], prefix: str) -> Any:
     for path, text in changes.items():
         name, _, rest = path.partition(".")
         groups.setdefault(name, {})[rest] = text
+    build = node if isinstance(node, type) else functools.partial(dataclasses.replace, node)
     kind = node if isinstance(node, type) else type(node)
     hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     for name in groups:
         if name not in hints:
             raise ValueError(_no_field(kind, list(hints), name, prefix))
     values = {name: _value(node, name, hints[name], group, prefix + name) for name, group in groups.items()}
-    return kind(**values) if node is kind else dataclasses.replace(node, **values)
+    return build(**values)
 
 
 def _value(node: Any, name: str, hint: Any, group: dict[str, str], path: str) -> Any:
@@ -173,10 +177,10 @@ def _value(node: Any, name: str, hint: Any, group: dict[str, str], path: str) ->
 
 
 def _parse(hint: Any, text: str, path: str) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(None) in kinds and text == "none":
+    optional = type(None) in typing.get_args(hint)
+    if optional and text == "none":
         return None
-    kind = next(kind for kind in kinds if kind is not type(None))
+    kind = typing.get_args(hint)[0] if optional else hint
     if typing.get_origin(kind) is typing.Literal:
         return _among({name: name for name in typing.get_args(kind)}, text, path)
     if kind is bool:

@@ -1,5 +1,7 @@
 """What a script sets in JAX before it runs anything."""
 
+import os
+
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -11,12 +13,11 @@ def configure(dtype: str, *, cache: bool) -> None:
 
     Args:
       dtype: of the weights.
-      cache: whether to keep programs, however small, in the directory that JAX is told of already
-        (JAX_COMPILATION_CACHE_DIR) or in specjax's own.
+      cache: whether to keep programs, however small: in $JAX_COMPILATION_CACHE_DIR, or else where fetched models are.
     """
     jax.config.update("jax_default_matmul_precision", "highest" if dtype == "float32" else None)
-    own = jax.config.jax_compilation_cache_dir or str(cache_directory() / "compiled")
-    jax.config.update("jax_compilation_cache_dir", own if cache else None)
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(cache_directory() / "compiled")
+    jax.config.update("jax_compilation_cache_dir", directory if cache else None)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # JAX looks at these once, at its first compilation

@@ -43,15 +43,10 @@ def completion_metrics(completion: Completion) -> dict[str, Any]:
     return counts | latencies | throughput_metrics(prompt, output, latencies["e2e_latency_s"] or 0)
 
 
-def summarize(batches: Sequence[Batch], num_tokens: int) -> dict[str, Any]:
-    """The metrics of a run.
-
-    Args:
-      batches: all of it.
-      num_tokens: the drafter's window.
-    """
+def summarize(batches: Sequence[Batch]) -> dict[str, Any]:
+    """The metrics of a run."""
     completions = [completion for batch in batches for completion in batch.completions]
-    counts = count_metrics(pool([completion.stats for completion in completions], num_tokens))
+    counts = count_metrics(pool([completion.stats for completion in completions]))
     prompt = sum(len(completion.prompt.token_ids) for completion in completions)
     stepwise = all(completion.stepwise for completion in completions)
     measured = [batch.step_times_s for batch in batches if batch.step_times_s is not None]
@@ -67,19 +62,13 @@ def summarize(batches: Sequence[Batch], num_tokens: int) -> dict[str, Any]:
     }
 
 
-def compare(run: Sequence[Batch], plain: Sequence[Batch], num_tokens: int) -> Comparison:
-    """Holds a run against plain decoding of the same prompts.
-
-    Args:
-      run: batches of the speculative run.
-      plain: batches of the plain one, over the same prompts.
-      num_tokens: window of the speculative run's drafter.
-    """
+def compare(run: Sequence[Batch], plain: Sequence[Batch]) -> Comparison:
+    """Holds a run against plain decoding of the same prompts."""
     rows = [[completion for batch in batches for completion in batch.completions] for batches in (run, plain)]
     pairs = list(zip(*rows, strict=True))
     firsts = ((one.prompt.id, _first_difference(one.token_ids, other.token_ids)) for one, other in pairs)
     return Comparison(
-        speedup=speedup(summarize(run, num_tokens), summarize(plain, 0)),
+        speedup=speedup(summarize(run), summarize(plain)),
         num_prompts=len(pairs),
         differences=tuple((name, index) for name, index in firsts if index is not None),
     )

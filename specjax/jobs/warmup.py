@@ -13,7 +13,7 @@ from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
 _TEXT = 16
 """Tokens of the text that steps are timed on: one token over and over, in which lookups find something."""
-_REPEATS = 4
+_REPEATS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +70,6 @@ def _time_steps(
 def _rewind(state: DecodeState, room: int) -> DecodeState:
     """Every row at the text 0, 0, 0, ... with room for so many tokens more. What the caches hold costs no time."""
     length = jnp.full_like(state.context.length, _TEXT)
-    context = state.context.replace(tokens=jnp.zeros_like(state.context.tokens), length=length)
-    running = jnp.full(length.shape, FinishReason.RUNNING, jnp.int32)
-    return state.replace(context=context, limit=length + room, finish_reason=running)
+    context = dataclasses.replace(state.context, tokens=jnp.zeros_like(state.context.tokens), length=length)
+    running = jnp.full(length.shape, FinishReason.RUNNING.value, jnp.int32)  # an IntEnum would be weakly typed
+    return dataclasses.replace(state, context=context, limit=length + room, finish_reason=running)

@@ -31,6 +31,7 @@ def attend(
     Returns:
       `[B, T, H * D]` float32.
     """
+    new = _quarantine(*new)
     grouped = _group(query, new[0])
     end = cached[0].shape[2]
     slots = jnp.arange(end)
@@ -43,6 +44,12 @@ def attend(
     total = old_weights.sum(-1, keepdims=True) + new_weights.sum(-1, keepdims=True)
     mixed = _mix(old_weights, cached[1]) + _mix(new_weights, new[1])
     return _ungroup(mixed / _flat(total), query)
+
+
+def _quarantine(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Zeroes values that are not finite under a NaN key: 0 * NaN must not reach a query that masks them."""
+    broken = ~jnp.isfinite(values).all(axis=-1, keepdims=True)
+    return jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0, values)
 
 
 def _visible(positions: jax.Array, slots: jax.Array, end: jax.Array, window: int | None) -> jax.Array:

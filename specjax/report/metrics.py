@@ -5,7 +5,7 @@ here: whoever measures keeps it apart.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,19 +24,16 @@ class Timeline:
     """Time and number of tokens (at least 1) of each arrival, in order."""
 
 
-def pool(stats: Iterable[DecodeStats], num_tokens: int) -> DecodeStats:
-    """Sums the counters of rows.
-
-    Args:
-      stats: rows (arrays without the B axis) of windows of `num_tokens`.
-      num_tokens: window M, for when there are no rows.
-    """
-    return jax.tree.map(lambda *counters: np.sum(counters, axis=0), no_stats(num_tokens), *stats)
+def pool(stats: Sequence[DecodeStats]) -> DecodeStats:
+    """Sums the counters of rows (arrays without the B axis) that share one window."""
+    return jax.tree.map(lambda *rows: np.sum(rows, axis=0), *stats or [no_stats(0)])
 
 
 def no_stats(num_tokens: int) -> DecodeStats:
     """The counters of a row that has not begun."""
-    zero, window = np.zeros((), np.int64), np.zeros(num_tokens, np.int64)
+    zero: Any = np.zeros((), np.int64)
+    window: Any = np.zeros(num_tokens, np.int64)
+    histogram: Any = np.zeros(num_tokens + 1, np.int64)
     return DecodeStats(
         steps=zero,
         drafted=zero,
@@ -44,7 +41,7 @@ def no_stats(num_tokens: int) -> DecodeStats:
         emitted=zero,
         drafted_per_position=window,
         accepted_per_position=window,
-        histogram=np.zeros(num_tokens + 1, np.int64),
+        histogram=histogram,
     )
 
 
@@ -61,7 +58,8 @@ def cut_stats(history: Sequence[DecodeStats], num_tokens: int) -> DecodeStats:
     before, after = history[step - 1], history[step]
     kept = num_tokens - before.emitted
     accepted = np.minimum(after.accepted - before.accepted, kept)
-    return after.replace(
+    return dataclasses.replace(
+        after,
         emitted=before.emitted + kept,
         accepted=before.accepted + accepted,
         accepted_per_position=before.accepted_per_position + (np.arange(len(after.accepted_per_position)) < accepted),
@@ -81,16 +79,17 @@ def cut_timeline(timeline: Timeline, num_tokens: int) -> Timeline:
 
 def count_metrics(stats: DecodeStats) -> dict[str, Any]:
     """What the counters of a row, or of rows pooled, say about drafting."""
-    drafted, accepted = stats.drafted_per_position.tolist(), stats.accepted_per_position.tolist()
+    steps, drafted, accepted, emitted = map(int, (stats.steps, stats.drafted, stats.accepted, stats.emitted))
+    drafted_at, accepted_at = stats.drafted_per_position.tolist(), stats.accepted_per_position.tolist()
     return {
-        "num_spec_steps": int(stats.steps),
-        "num_draft_tokens": int(stats.drafted),
-        "num_accepted_tokens": int(stats.accepted),
-        "num_emitted_tokens": int(stats.emitted),
-        "mean_acceptance_length": ratio(stats.emitted, stats.steps),
-        "draft_acceptance_rate": ratio(stats.accepted, stats.drafted),
-        "acceptance_rate_per_position": list(map(ratio, accepted, drafted)),
-        "conditional_acceptance_rate": list(map(ratio, accepted, drafted[:1] + accepted)),
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
+        "num_emitted_tokens": emitted,
+        "mean_acceptance_length": ratio(emitted, steps),
+        "draft_acceptance_rate": ratio(accepted, drafted),
+        "acceptance_rate_per_position": list(map(ratio, accepted_at, drafted_at)),
+        "conditional_acceptance_rate": list(map(ratio, accepted_at, drafted_at[:1] + accepted_at)),
         "acceptance_histogram": stats.histogram.tolist(),
     }
 
@@ -133,4 +132,4 @@ def speedup(metrics: Mapping[str, Any], plain: Mapping[str, Any]) -> float | Non
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
     """The quotient, or None where there is nothing to divide by or no value at all."""
-    return float(numerator / denominator) if denominator and numerator is not None else None
+    return numerator / denominator if denominator and numerator is not None else None

@@ -61,7 +61,7 @@ def position_table(metrics: Mapping[str, Any]) -> Table:
 
 
 def show(value: float | None) -> str:
-    """A number with four digits that mean something, `-` for None."""
+    """A number, a fraction to four digits; `-` for None."""
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.4g}"

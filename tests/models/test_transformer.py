@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from decoding import fast_jit
 
 from specjax.models.config import RopeConfig, from_huggingface
 from specjax.models.rope import rotations, static_frequencies
@@ -48,7 +49,7 @@ def loaded(name):
 
 @functools.cache
 def jitted(model):
-    return jax.jit(model.apply)
+    return fast_jit(model.apply)
 
 
 def read(model, params, texts, schedules, *, width, cache=None):

@@ -1,0 +1,42 @@
+"""What tests of jobs and scripts share: a tiny model on disk, and programs that compile quickly."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import decoding
+import numpy as np
+import pytest
+from checkpoint_writers import huggingface_config, huggingface_tensors, random_params, tiny, write_huggingface
+from vocabularies import byte_tokenizer
+
+from specjax import compiled
+from specjax.io.tokenizer import save_tokenizer
+
+EOS, USER = 256, 257
+VOCAB = 260
+TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
+
+
+def write_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a model of random weights with a liking for printable ASCII, its tokenizer of bytes and a chat template.
+
+    `changes` are to its architecture.
+    """
+    config = tiny(vocab_size=VOCAB, **changes)
+    params = random_params(config, seed)
+    printable = np.isin(np.arange(VOCAB), np.arange(32, 127))[:, None]
+    params = params | {"unembed": params["unembed"] * printable}
+    write_huggingface(directory, huggingface_config(config), huggingface_tensors(params))
+    save_tokenizer(byte_tokenizer(special=("<eos>", "<user>"), chat_template=TEMPLATE), directory)
+    return directory
+
+
+@contextlib.contextmanager
+def quick_programs() -> Iterator[None]:
+    """The library's programs, unoptimised: compiling them is most of what such tests cost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_prefill", decoding.prefill)
+        patch.setattr(compiled, "_decode_steps", decoding.decode_steps)
+        yield

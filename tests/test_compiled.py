@@ -1,0 +1,143 @@
+"""The jitted entries: padding to buckets, donation, streaming. What they refuse is in test_decode_arguments.py."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import NEW, VOCAB, WINDOW, compilations, inputs, rows, sampling_rows, table_config
+
+from specjax import compiled
+from specjax.drafters.ngram import NGramDrafter
+from specjax.types import FinishReason, Params
+
+CONFIG = table_config(NGramDrafter(num_tokens=WINDOW))
+PARAMS = Params(target=jnp.asarray(np.random.default_rng(0).normal(scale=2.0, size=(VOCAB, VOCAB)), jnp.float32))
+PROMPTS = [[1, 2, 3, 1, 2, 3], [5], [4, 4]]
+
+
+def arguments(**sampling):
+    return *inputs(PROMPTS), sampling_rows(len(PROMPTS), **{"temperature": [0.0, 1.0, 1.0]} | sampling)
+
+
+# ---- Buckets ----
+
+
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [
+        (0, 16),
+        (1, 16),
+        (16, 16),
+        (17, 24),
+        (24, 24),
+        (25, 32),
+        (33, 48),
+        (49, 64),
+        (512, 512),
+        (513, 768),
+        (786432, 786432),
+    ],
+)
+def test_bucket_boundaries(length, size):
+    assert compiled.bucket(length) == size
+
+
+def test_buckets_waste_a_third_at_most():
+    """Each is at most one and a half times the one before, so a text fills two thirds of its bucket (from 16 on)."""
+    steps = list(itertools.pairwise(compiled.BUCKETS))
+    assert compiled.BUCKETS[0] == 16
+    assert all(small < large <= 1.5 * small for small, large in steps)
+
+
+def test_no_bucket_is_too_long_a_text():
+    with pytest.raises(ValueError, match="at most 786432 tokens, got 786433"):
+        compiled.bucket(786433)
+
+
+def test_pad_prompts():
+    tokens, length = compiled.pad_prompts([[5, 6, 7], [8] * 17], pad_id=9)
+    assert tokens.dtype == length.dtype == jnp.int32
+    assert tokens.tolist() == [[5, 6, 7] + [9] * 21, [8] * 17 + [9] * 7]
+    assert length.tolist() == [3, 17]
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
+def test_pad_prompts_refuses_empty_ones(prompts):
+    with pytest.raises(ValueError, match=r"prompts of at least one token, got lengths \["):
+        compiled.pad_prompts(prompts)
+
+
+# ---- Entries ----
+
+
+def test_the_state_is_donated_and_nothing_else():
+    """Its buffers live on in the state returned; params and parameters can be used again."""
+    given = arguments()
+    state = compiled.prefill(PARAMS, *given, config=CONFIG, max_new_tokens=NEW)
+    after = compiled.decode_steps(PARAMS, state, given[-1], 1, config=CONFIG)
+    donated = [leaf.is_deleted() for leaf in jax.tree.leaves(state)]
+    assert all(donated)
+    kept = jax.tree.leaves((PARAMS, given, after))
+    assert not any(leaf.is_deleted() for leaf in kept)
+    with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
+        compiled.decode_steps(PARAMS, state, given[-1], 1, config=CONFIG)
+
+
+def test_steps_add_up_and_share_a_program():
+    """1 + 2 + the rest are all of them; their number is traced."""
+    given = arguments()
+    states = [compiled.prefill(PARAMS, *given, config=CONFIG, max_new_tokens=NEW) for _ in range(2)]
+    whole = compiled.decode_steps(PARAMS, states[0], given[-1], config=CONFIG)
+    state = compiled.decode_steps(PARAMS, states[1], given[-1], 1, config=CONFIG)
+    one = state.stats.steps[:3].tolist()
+    with compilations() as programs:
+        state = compiled.decode_steps(PARAMS, state, given[-1], 2, config=CONFIG)
+        three = np.asarray(state.stats.steps)[:3].tolist()
+        state = compiled.decode_steps(PARAMS, state, given[-1], config=CONFIG)
+    assert programs == []
+    assert (one, three) == ([1] * 3, [3] * 3)
+    assert (state.finish_reason == FinishReason.LENGTH).all()
+    whole, state = (each.replace(keys=jax.random.key_data(each.keys)) for each in (whole, state))
+    jax.tree.map(np.testing.assert_array_equal, whole, state)
+
+
+def test_stream_is_generate_step_by_step():
+    """Each output goes on from the one before; the last one is that of `generate`, counters included."""
+    given = arguments(max_tokens=[NEW, 5, 0])
+    outputs = list(compiled.stream(PARAMS, *given, config=CONFIG, max_new_tokens=NEW))
+    right = compiled.generate(PARAMS, *given, config=CONFIG, max_new_tokens=NEW)
+    jax.tree.map(np.testing.assert_array_equal, outputs[-1], right)
+    assert len(outputs) == int(right.stats.steps.max())
+    for before, after in itertools.pairwise([rows(output) for output in outputs]):
+        assert all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
+        assert before != after
+
+
+def test_closing_a_stream_stops_decoding(monkeypatch):
+    steps, step = [], compiled.decode_steps
+    monkeypatch.setattr(compiled, "decode_steps", lambda *args, **options: steps.append(1) or step(*args, **options))
+    iterator = compiled.stream(PARAMS, *arguments(), config=CONFIG, max_new_tokens=NEW)
+    assert steps == []
+    first = next(iterator)
+    next(iterator)
+    iterator.close()
+    assert len(steps) == 2
+    assert first.stats.steps[:3].tolist() == [1, 1, 1]
+    assert list(iterator) == []
+
+
+def test_entries_can_be_traced_by_the_user():
+    """Inside another jit shapes are still checked, and values are not looked at."""
+
+    def traced(*given):
+        return compiled.generate(PARAMS, *given, config=CONFIG, max_new_tokens=NEW)
+
+    key, prompt, length, sampling = arguments()
+    output = jax.eval_shape(traced, key, prompt, length + 1000, sampling)
+    assert output.tokens.shape == (8, NEW)
+    with pytest.raises(ValueError, match=r"prompt_length of shape \[8\]"):
+        jax.eval_shape(traced, key, prompt, length[:3], sampling)
+    with pytest.raises(ValueError, match=r"prompt_length in 0\.\.16"):
+        compiled.generate(PARAMS, key, prompt, length + 1000, sampling, config=CONFIG, max_new_tokens=NEW)

@@ -1,0 +1,194 @@
+"""When a row speculates: the rule alone, and its effect on decoding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import BATCH, NEW, VOCAB, WIDTH, WINDOW, rows, run, script, table_config
+
+from specjax.pace import CURIOSITY, GRADES, MEMORY, PRIOR, UNGRADED, init_pace, make_pace, pays, update_pace
+from specjax.types import Draft, Params
+from specjax.verify import ExactMatch, Greedy
+
+WINDOWS = (0, 2, 6)
+decide = jax.jit(pays, static_argnums=2)
+learn = jax.jit(update_pace)
+
+
+def draft_of(lengths, grades=None):
+    lengths = jnp.asarray(lengths, jnp.int32)
+    evidence = None if grades is None else jnp.asarray(grades, jnp.int32)
+    return Draft(tokens=jnp.zeros((len(lengths), 6), jnp.int32), length=lengths, evidence=evidence)
+
+
+def expected_tokens(rate, length):
+    """1 + a + ... + a^n, as a sum."""
+    return sum(rate**index for index in range(length + 1))
+
+
+# ---- The rule ----
+
+
+@pytest.mark.parametrize("grade", range(GRADES))
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+def test_a_draft_pays_up_to_its_expected_tokens(grade, length):
+    """Held against the cost of the smallest window that holds it, in units of a plain step."""
+    worth = expected_tokens(PRIOR[grade], length)
+    for factor, right in ((0.999, True), (1.001, False)):
+        costs = np.array([5.0, 999.0, 999.0])
+        costs[np.searchsorted(WINDOWS, length)] = 5.0 * worth * factor
+        pace, draft = make_pace(1, jnp.asarray(costs)), draft_of([length], [grade])
+        assert decide(pace, draft, WINDOWS).tolist() == [right]
+
+
+def test_drafts_without_evidence_have_a_grade_of_their_own():
+    pace = init_pace(2, 3).replace(acceptance=jnp.full((2, GRADES), 0.0).at[:, UNGRADED].set(0.5))
+    pace = pace.replace(costs=jnp.array([1.0, 1.4, 9.0]))
+    assert decide(pace, draft_of([1, 2]), WINDOWS).tolist() == [True, True]
+    assert decide(pace, draft_of([1, 2], [0, 1]), WINDOWS).tolist() == [False, False]
+
+
+def test_equal_costs_always_speculate_and_no_draft_is_a_plain_step():
+    """Even at an acceptance of 0; and nothing drafted costs what a plain step costs."""
+    hopeless = init_pace(3, 3).replace(acceptance=jnp.zeros((3, GRADES)))
+    assert decide(hopeless, draft_of([1, 3, 6]), WINDOWS).tolist() == [True] * 3
+    dear = make_pace(1, jnp.array([1.0, 1e9, 1e9]))
+    assert decide(dear, draft_of([0]), WINDOWS).tolist() == [True]
+
+
+def test_a_perfect_record_is_worth_nearly_the_whole_window():
+    perfect = init_pace(1, 3).replace(acceptance=jnp.ones((1, GRADES)))
+    for cost, right in ((expected_tokens(0.99, 6) - 0.01, True), (7.0, False)):
+        assert decide(perfect.replace(costs=jnp.array([1.0, 1.0, cost])), draft_of([6]), WINDOWS).tolist() == [right]
+
+
+@pytest.mark.parametrize(
+    ("length", "accepted", "observed", "judged"),
+    [
+        (1, 1, 1.0, 1),
+        (1, 0, 0.0, 1),
+        (6, 0, 0.0, 1),
+        (6, 2, 2 / 3, 3),
+        (6, 5, 5 / 6, 6),
+        (6, 6, 1.0, 6),
+        (4, 3, 3 / 4, 4),
+    ],
+)
+def test_history_counts_the_tokens_that_were_judged(length, accepted, observed, judged):
+    """What follows the first rejection was not judged; the draft's own grade learns, the others stay."""
+    for grade in range(GRADES):
+        after = learn(init_pace(1, 3), draft_of([length], [grade]), jnp.array([accepted])).acceptance[0]
+        right = list(PRIOR)
+        right[grade] += (observed - right[grade]) * (1 - (1 - 1 / MEMORY) ** judged)
+        np.testing.assert_allclose(after, right, rtol=1e-6)
+
+
+def test_curiosity_brings_a_row_back():
+    """Every step without a draft forgets a share of all grades; one that paid at the prior is tried again in time."""
+    pace, draft = make_pace(1, jnp.array([1.0, 1.0, 2.0])), draft_of([6])
+    while decide(pace, draft, WINDOWS)[0]:
+        pace = learn(pace, draft, jnp.array([0]))
+    low, rests = pace.acceptance, 0
+    while not decide(pace, draft, WINDOWS)[0]:
+        pace, rests = learn(pace, draft_of([0]), jnp.array([0])), rests + 1
+    prior = np.array(PRIOR)
+    np.testing.assert_allclose(pace.acceptance, prior + (low - prior) * (1 - CURIOSITY) ** rests, rtol=1e-5)
+    assert expected_tokens(float(low[0, UNGRADED]), 6) < 2 <= expected_tokens(float(pace.acceptance[0, UNGRADED]), 6)
+    assert 1 < rests < 40
+
+
+def test_rows_learn_apart():
+    """A batch is its rows."""
+    lengths, grades, accepted = np.array([0, 1, 4, 6]), np.array([3, 0, 2, 1]), np.array([0, 1, 1, 6])
+    pace = make_pace(4, jnp.array([1.0, 1.5, 2.0]))
+    pace = pace.replace(acceptance=jnp.asarray(np.random.default_rng(0).uniform(size=(4, GRADES)), jnp.float32))
+    together = learn(pace, draft_of(lengths, grades), jnp.asarray(accepted)).acceptance
+    verdict = decide(pace, draft_of(lengths, grades), WINDOWS)
+    for row in range(4):
+        alone = pace.replace(acceptance=pace.acceptance[row : row + 1])
+        draft = draft_of(lengths[row : row + 1], grades[row : row + 1])
+        np.testing.assert_array_equal(
+            learn(alone, draft, jnp.asarray(accepted[row : row + 1])).acceptance[0], together[row]
+        )
+        assert decide(alone, draft, WINDOWS)[0] == verdict[row]
+
+
+# ---- Its effect ----
+
+PARAMS = Params(target=jnp.asarray(np.random.default_rng(1).normal(scale=2.0, size=(VOCAB, VOCAB)), jnp.float32))
+PROMPTS = [[3], [1, 2], [7, 7, 7], [0, 5]]
+CASES = [(ExactMatch(), 1.0), (Greedy(), 0.0)]
+
+
+@functools.cache
+def plain(hot, seeds=0):
+    return rows(run(table_config(), PARAMS, PROMPTS, seeds=seeds, temperature=hot, plain=True))
+
+
+def right_drafts(hot):
+    return [[*prompt, *row] for prompt, row in zip(PROMPTS, plain(hot), strict=False)]
+
+
+def wrong_drafts(hot, count=NEW):
+    """Wrong for the first `count` tokens of the output, right from then on."""
+    shift = np.arange(WIDTH + NEW)
+    return [
+        [
+            (token + (len(prompt) <= index < len(prompt) + count)) % VOCAB
+            for index, token in zip(shift, text, strict=False)
+        ]
+        for prompt, text in zip(PROMPTS, right_drafts(hot), strict=True)
+    ]
+
+
+def decode(verifier, hot, texts, cost, **options):
+    params = PARAMS.replace(draft=script(texts, WINDOW))
+    pace = None if cost is None else make_pace(BATCH, jnp.array([1.0, cost]))
+    return run(table_config(verifier=verifier), params, PROMPTS, temperature=hot, pace=pace, **options)
+
+
+@pytest.mark.parametrize(("verifier", "hot"), CASES)
+@pytest.mark.parametrize("drafts", [right_drafts, wrong_drafts])
+def test_costs_of_one_always_speculate(verifier, hot, drafts):
+    """The same run, counter for counter, as without costs."""
+    output, right = decode(verifier, hot, drafts(hot), 1.0), decode(verifier, hot, drafts(hot), None)
+    jax.tree.map(np.testing.assert_array_equal, output, right)
+    assert (output.stats.drafted[:4] >= 26).all()
+
+
+@pytest.mark.parametrize(("verifier", "hot"), CASES)
+@pytest.mark.parametrize("cost", [3.0, 1e9])
+def test_costs_that_never_pay_give_plain_decoding(verifier, hot, cost):
+    """At 5 tokens and the prior of 0.7 a window is worth 2.94 plain steps: not even right drafts are verified."""
+    output = decode(verifier, hot, right_drafts(hot), cost)
+    assert rows(output) == plain(hot)
+    assert output.stats.drafted.tolist() == [0] * BATCH
+    assert output.stats.steps.tolist() == output.stats.emitted.tolist() == [NEW] * 4 + [0] * 4
+
+
+@pytest.mark.parametrize(("verifier", "hot"), CASES)
+def test_a_row_stands_down_and_comes_back(verifier, hot):
+    """Ten wrong tokens at twice the cost: a few windows, then plain steps, then the drafts that have become right."""
+    output = decode(verifier, hot, wrong_drafts(hot, 10), 2.0)
+    always = decode(verifier, hot, wrong_drafts(hot, 10), 1.0)
+    assert rows(output) == plain(hot)
+    assert (output.stats.steps > always.stats.steps)[:4].all()
+    assert (output.stats.drafted < always.stats.drafted)[:4].all()
+    assert (output.stats.accepted > 0)[:4].all()
+
+
+@pytest.mark.parametrize(("verifier", "hot"), CASES)
+def test_a_row_decides_by_its_own_history(verifier, hot):
+    """Rows with wrong drafts beside rows with right ones: each counts as it does among its like.
+
+    32 tokens are 5 windows of 5 + 1, and 2 plain steps: a window of one token never pays at twice the cost.
+    """
+    right, wrong = (decode(verifier, hot, drafts(hot), 2.0) for drafts in (right_drafts, wrong_drafts))
+    mixed = decode(verifier, hot, [*right_drafts(hot)[:2], *wrong_drafts(hot)[2:]], 2.0)
+    assert rows(mixed) == plain(hot)
+    for row, source in enumerate((right, right, wrong, wrong)):
+        jax.tree.map(lambda a, b, r=row: np.testing.assert_array_equal(a[r], b[r]), mixed.stats, source.stats)
+    assert (right.stats.steps[:4] == 7).all()
+    assert (wrong.stats.accepted[:4] < 5).all()
