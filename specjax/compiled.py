@@ -211,7 +211,7 @@ def _check_values(
     if ids.size and (ids.min() < 0 or ids.max() >= config.target.vocab_size):
         raise ValueError(f"expected prompt ids in 0..{config.target.vocab_size - 1}, got {ids.min()}..{ids.max()}")
     bias, stops = sampling.logit_bias, np.asarray(sampling.stop_ids)
-    if bias is not None and not (np.isfinite(bias.max(axis=-1)).all() and not np.isnan(np.asarray(bias)).any()):
+    if bias is not None and not np.isfinite(np.asarray(bias).max(axis=-1)).all():
         raise ValueError(
             "expected logit_bias with numbers below +inf and an id left in each row; logit_bias() builds one"
         )

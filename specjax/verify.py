@@ -30,7 +30,7 @@ class Rejection:
         """Judges a draft. See `Verifier.__call__`."""
         p, q = _at_drafts(draft, log_probs)
         coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT), p.dtype)
-        accepted = (coins * q < p) & _proposed(draft, log_probs.shape[-1])
+        accepted = (coins * q < p) & (q > 0) & _proposed(draft, log_probs.shape[-1])
         num_accepted = _leading(accepted)
         target, drafted = _row(log_probs, num_accepted), _draft_row(draft, num_accepted, log_probs.shape[-1])
         leftover = residual(jnp.exp(target), drafted)

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import HistoryModel, Script, ScriptedDrafter, TableModel
+from harness import HistoryModel, Script, ScriptedDrafter, TableModel, history_params, tiny_config, tiny_params
 from reference import Noise
 
-from specjax import decode, sampling_params
+from specjax import ModelDrafter, Transformer, decode, sampling_params
 from specjax.decode import DecodeConfig
 from specjax.sampling import Role
 from specjax.types import DecodeState, Draft, Drafter, FinishReason, ModelOutput, Pace, Params, SamplingParams, Verdict
@@ -168,14 +168,19 @@ SCRIPTED = DecodeConfig(
 
 
 def play_scripts(
-    logits: Any, prompts: Sequence[list[int]], propose: Callable[[int, int], Sequence[int]], **sampling: Any
+    logits: Any,
+    prompts: Sequence[list[int]],
+    propose: Callable[[int, int], Sequence[int]],
+    *,
+    filler: int = -1,
+    **sampling: Any,
 ) -> list[Any]:
     """`play` for at most 120 prompts over a table `[VOCAB, VOCAB]`; values of `sampling` may be lists, one per prompt.
 
-    When a row's text has n tokens, `propose(row, n)` tokens are drafted.
+    When a row's text has n tokens, `propose(row, n)` tokens are drafted; `filler` stands behind them.
     """
     spare = ROWS - len(prompts)
-    tokens, length = np.full((ROWS, WIDTH + NEW, WINDOW), -1, np.int32), np.zeros((ROWS, WIDTH + NEW), np.int32)
+    tokens, length = np.full((ROWS, WIDTH + NEW, WINDOW), filler, np.int32), np.zeros((ROWS, WIDTH + NEW), np.int32)
     for row, count in np.ndindex(len(prompts), WIDTH + NEW):
         draft = list(propose(row, count))
         tokens[row, count, : len(draft)], length[row, count] = draft, len(draft)
@@ -189,6 +194,37 @@ def play_scripts(
         config=SCRIPTED,
         max_new_tokens=NEW,
     )
+
+
+# ---- One program for a target and a draft model that are both transformers ----
+
+SHORT = Transformer(tiny_config(max_positions=24, num_layers=1))
+PAIR = DecodeConfig(
+    target=Transformer(tiny_config(max_positions=64)),
+    drafter=ModelDrafter(model=SHORT, num_tokens=5, vocab_size=61),
+    verifier=Greedy(),
+)
+PAIR_PARAMS = Params(target=tiny_params(), draft=tiny_params(1, SHORT.config))
+
+
+def play_pair(prompts: list[list[int]], max_tokens: list[int]) -> list[Any]:
+    """`play` for at most 4 prompts of at most 20 tokens, greedily, for up to 40 new tokens."""
+    spare = 4 - len(prompts)
+    sampling = sampling_params(4, max_tokens=[*max_tokens, *[0] * spare])
+    data = jax.random.key(0), *pad([*prompts, *[[]] * spare], 20), sampling
+    return play(PAIR_PARAMS, *data, config=PAIR, max_new_tokens=40)
+
+
+# ---- One program for long texts of a target that remembers all ----
+
+HISTORY, SALT = HistoryModel(vocab_size=11), history_params(3)
+BY_HISTORY = DecodeConfig(target=HISTORY, drafter=ScriptedDrafter(num_tokens=5), verifier=EachRow())
+
+
+def play_history(prompts: list[list[int]], script: Script, **sampling: Any) -> list[Any]:
+    """`play` for 48 prompts in 31 columns and up to 60 new tokens."""
+    data = jax.random.key(8), *pad(prompts, 31), sampling_params(48, **sampling)
+    return play(Params(target=SALT, draft=script), *data, config=BY_HISTORY, max_new_tokens=60)
 
 
 # ---- Invariants ----
@@ -302,7 +338,7 @@ def _draw(key: jax.Array, role: Any, start: Any, offset: Any, vocab_size: int) -
     """A coin and the Gumbel vectors of a place in a window, and of a position."""
     position = jax.random.fold_in(jax.random.fold_in(key, role), start)
     place = jax.random.fold_in(position, offset)
-    gumbels = [jax.random.gumbel(noise, (vocab_size,)) for noise in (place, position)]
+    gumbels = [jax.random.gumbel(noise, (vocab_size,), mode="high") for noise in (place, position)]
     return jax.random.uniform(place), *gumbels
 
 

@@ -5,6 +5,7 @@ the output at padding is certain of the last token, and unwritten slots of a cac
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,7 +223,7 @@ def _deterministic(context: Context, num_tokens: int, follow: Callable[[jax.Arra
 def _sampled(table: jax.Array, keys: jax.Array, context: Context, sampling: SamplingParams) -> Draft:
     def step(token: jax.Array, column: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         log_probs = tempered_log_probs(table[token], sampling.temperature)
-        token = jax.vmap(jax.random.categorical)(column, log_probs).astype(jnp.int32)
+        token = jax.vmap(functools.partial(jax.random.categorical, mode="high"))(column, log_probs).astype(jnp.int32)
         return token, (token, log_probs)
 
     _, (tokens, log_probs) = jax.lax.scan(step, _pending(context), jnp.swapaxes(keys, 0, 1))

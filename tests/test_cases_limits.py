@@ -4,7 +4,7 @@ Rows come in fours, one for each rule.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -12,13 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from decoding import LENGTH, NEW, STOP, VOCAB, EachRow, Limited, outputs, pad, play, play_scripts
+from decoding import (
+    LENGTH,
+    NEW,
+    PAIR,
+    SALT,
+    STOP,
+    VOCAB,
+    EachRow,
+    Limited,
+    outputs,
+    pad,
+    play,
+    play_history,
+    play_pair,
+    play_scripts,
+)
 from harness import (
     HistoryModel,
-    Script,
     ScriptedDrafter,
     TableModel,
-    history_params,
     script_of,
     tiny_config,
     tiny_params,
@@ -28,7 +41,6 @@ from reference import Sampling
 from specjax import (
     DecodeConfig,
     Greedy,
-    ModelDrafter,
     NGramDrafter,
     Params,
     Transformer,
@@ -47,31 +59,34 @@ def fours(items: Sequence[Any]) -> list[Any]:
 # ---- 14: EOS inside the window ----
 
 MODEL, WEIGHTS = Transformer(tiny_config()), tiny_params()
+PROMPT = (57, 3, 36)
 DEPTH = 4
 BY_TEXT = DecodeConfig(target=MODEL, drafter=ScriptedDrafter(num_tokens=DEPTH), verifier=EachRow())
 
 
 @cache
-def long_text(prompt: tuple[int, ...]) -> list[int]:
+def long_text() -> list[int]:
     """24 tokens of the greedy run, by the reference."""
-    return reference.greedy_decode(
-        lambda tokens: reference.forward(WEIGHTS, MODEL.config, tokens)[-1], prompt, max_tokens=24
-    )
+    return reference.greedy_decode(partial(last_logits, WEIGHTS, MODEL.config), PROMPT, max_tokens=24)
+
+
+def last_logits(params: Any, config: Any, tokens: tuple[int, ...]) -> np.ndarray:
+    return reference.forward(params, config, tokens)[-1]
 
 
 @pytest.fixture(scope="module")
 def stopped_rows() -> tuple[list[tuple[int, list[int]]], list[Any]]:
-    """Rows that stop at index m of the greedy text, or with a second id that comes later or never; one that never stops."""
-    prompt, text = (7, 3, 11), long_text((7, 3, 11))
+    """Rows that stop at index m of the greedy text, some with a second id that comes later or never; and a full one."""
+    text = long_text()
     stops = [(m, [text[m]]) for m in range(DEPTH + 3)]
     stops += [(m, [text[m + 1], text[m]]) for m in range(DEPTH + 1)] + [(2, [text[2], unused(text)]), (23, [])]
     rows = fours(stops)
-    tokens = jnp.asarray([[*prompt, *text]] * len(rows))
+    tokens = jnp.asarray([[*PROMPT, *text]] * len(rows))
     sampling = sampling_params(len(rows), max_tokens=24, stop_ids=[ids for _, ids in rows])
     states = play(
         Params(target=WEIGHTS, draft=script_of(tokens, DEPTH)),
         jax.random.key(0),
-        *pad([list(prompt)] * len(rows), 8, pad_id=60),
+        *pad([list(PROMPT)] * len(rows), 8, pad_id=60),
         sampling,
         config=BY_TEXT,
         max_new_tokens=24,
@@ -84,7 +99,7 @@ def unused(text: list[int]) -> int:
 
 
 def test_case_14_an_accepted_eos_ends_the_row(stopped_rows):
-    (rows, states), text = stopped_rows, long_text((7, 3, 11))
+    (rows, states), text = stopped_rows, long_text()
     assert len(set(text[: DEPTH + 3])) == DEPTH + 3  # each is a first occurrence
     final = states[-1]
     assert outputs(final) == [text[: m + 1] for m, _ in rows]
@@ -161,11 +176,11 @@ def test_case_15_prompt_lookup_stays_within_the_budget():
 
 @pytest.mark.parametrize("budget", [0, 1])
 def test_case_15_the_smallest_outputs_have_columns_for_no_more(budget):
-    """`max_new_tokens` itself, through the jitted function that users call."""
+    """`max_new_tokens` itself."""
     config = DecodeConfig(target=TableModel(vocab_size=VOCAB), drafter=NGramDrafter(num_tokens=3), verifier=Greedy())
     prompt, length = pad([TRIPLE, [2]], 8)
     arguments = Params(target=jnp.asarray(CYCLE)), jax.random.key(0), prompt, length
-    output = generate(*arguments, sampling_params(2, max_tokens=9), config=config, max_new_tokens=budget)
+    output = decoding.generate(*arguments, sampling_params(2, max_tokens=9), config=config, max_new_tokens=budget)
     assert output.tokens.tolist() == [[1][:budget], [3][:budget]]
     assert output.length.tolist() == [budget] * 2
     assert output.finish_reason.tolist() == [LENGTH] * 2
@@ -173,21 +188,6 @@ def test_case_15_the_smallest_outputs_have_columns_for_no_more(budget):
 
 
 # ---- 18: the end of the cache ----
-
-HISTORY, SALT = HistoryModel(vocab_size=11), history_params(3)
-BY_HISTORY = DecodeConfig(target=HISTORY, drafter=ScriptedDrafter(num_tokens=5), verifier=EachRow())
-
-
-def play_history(prompts: list[list[int]], script: Script, **sampling: Any) -> list[Any]:
-    """One program: 48 rows, prompts in 31 columns, 60 new tokens."""
-    return play(
-        Params(target=SALT, draft=script),
-        jax.random.key(8),
-        *pad(prompts, 31),
-        sampling_params(48, **sampling),
-        config=BY_HISTORY,
-        max_new_tokens=60,
-    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -235,7 +235,7 @@ PREFERS_EOS = np.tile(np.where(np.arange(VOCAB) == EOS, 5.0, np.where(np.arange(
 WAITS = [(k, least) for k in range(7) for least in sorted({0, 1, 3, k, k + 1})]
 
 
-@pytest.mark.parametrize("stop_ids", [[EOS], [EOS, 2]])
+@pytest.mark.parametrize("stop_ids", [(EOS,), (EOS, 2)])
 def test_case_21_min_tokens_holds_eos_back_exactly_so_long(stop_ids):
     """7 7 7 EOS for min_tokens = 3, whatever K; the oracle knows the masked process."""
     rows = fours(WAITS)[:120]
@@ -257,7 +257,7 @@ def test_case_21_min_tokens_beyond_max_tokens_is_refused():
 
 
 def test_case_21_min_tokens_as_large_as_max_tokens_ends_by_length():
-    final = play_scripts(PREFERS_EOS, [[1]] * RULES, lambda row, length: [7] * 4, min_tokens=NEW, stop_ids=[EOS])[-1]
+    final = play_scripts(PREFERS_EOS, [[1]] * RULES, lambda row, length: [7] * 4, min_tokens=NEW, stop_ids=(EOS,))[-1]
     assert outputs(final)[:RULES] == [[7] * NEW] * RULES
     assert (final.finish_reason[:RULES] == LENGTH).all()
 
@@ -279,7 +279,9 @@ def test_case_22_an_empty_draft_leaves_no_trace():
     """Short prompts, one without repeats, and texts that repeat late, side by side: each as if alone and undrafted."""
     prompts = fours(TEXTS)
     final = play_ngrams(LOOP, prompts, [8] * len(prompts), temperature=0.0)[-1]
-    law = lambda tokens: reference.law(LOOP[tokens[-1]], Sampling(temperature=0.0), tokens, 0)
+
+    def law(tokens: tuple[int, ...]) -> np.ndarray:
+        return reference.law(LOOP[tokens[-1]], Sampling(temperature=0.0), tokens, 0)
 
     def cut(prompt: list[int]) -> Any:
         def propose(tokens: tuple[int, ...]) -> tuple[list[int], None]:
@@ -306,31 +308,20 @@ def test_case_22_nothing_is_drafted_where_nothing_matched():
 
 # ---- 19: a draft model of shorter context ----
 
-SHORT = Transformer(tiny_config(max_positions=24, num_layers=1))
-
 
 def test_case_19_a_draft_model_of_shorter_context_goes_on_beyond_it():
     """Target for 64 positions, draft model for 24, 20 tokens of prompt and 40 new ones: the text is the target's."""
-    target = Transformer(tiny_config(max_positions=64))
-    drafter = ModelDrafter(model=SHORT, num_tokens=5, vocab_size=61)
-    config = DecodeConfig(target=target, drafter=drafter, verifier=Greedy())
     prompt = np.random.default_rng(0).integers(0, 61, 20).tolist()
-    params = Params(target=WEIGHTS, draft=tiny_params(1, SHORT.config))
-    states = play(
-        params,
-        jax.random.key(0),
-        *pad([prompt], 20),
-        sampling_params(1, max_tokens=40),
-        config=config,
-        max_new_tokens=40,
-    )
-    law = lambda tokens: reference.forward(WEIGHTS, target.config, tokens)[-1]
-    assert outputs(states[-1]) == [reference.greedy_decode(law, prompt, max_tokens=40)]
-    assert all(np.isfinite(buffer).all() for buffer in states[-1].draft_state.keys)
-    assert states[-1].stats.drafted[0] >= 5 * (states[-1].stats.steps[0] - 5)  # it did not stand down
+    final = play_pair([prompt], [40])[-1]
+    law = partial(last_logits, WEIGHTS, PAIR.target.config)
+    assert outputs(final)[0] == reference.greedy_decode(law, prompt, max_tokens=40)
+    assert all(np.isfinite(buffer).all() for buffer in final.draft_state.keys)
+    assert final.stats.drafted[0] >= 5 * (final.stats.steps[0] - 5)  # it did not stand down
 
 
 def test_case_19_rotations_beyond_the_context_differ():
     """A table would repeat its last entry there."""
-    cosines, sines = rotations(SHORT.config.rope, SHORT.config.head_dim, jnp.array([23, 24, 30, 31]))
+    config = PAIR.drafter.model.config
+    assert config.max_positions == 24
+    cosines, sines = rotations(config.rope, config.head_dim, jnp.array([23, 24, 30, 31]))
     assert len(np.unique(np.concatenate([cosines, sines], axis=1), axis=0)) == 4

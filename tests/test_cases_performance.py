@@ -168,4 +168,4 @@ def test_case_62_one_program_for_each_bucket():
         with compilations() as programs:
             for request in requests:
                 compiled.generate(PARAMS, *request, config=table_config(NoDrafter(), Greedy()), max_new_tokens=16)
-        assert len(programs) == right
+        assert len([name for name in programs if "generate" in name]) == right

@@ -28,7 +28,10 @@ PENALTIES = [
 
 def greedy_text(prompt: Sequence[int], penalties: dict[str, float], num_tokens: int = NEW) -> list[int]:
     sampling = Sampling(temperature=0.0, **penalties)
-    law = lambda tokens: reference.law(CONSTANT, sampling, tokens, len(prompt))
+
+    def law(tokens: tuple[int, ...]) -> np.ndarray:
+        return reference.law(CONSTANT, sampling, tokens, len(prompt))
+
     return reference.greedy_decode(law, prompt, max_tokens=num_tokens)
 
 

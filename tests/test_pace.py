@@ -14,7 +14,11 @@ from specjax.verify import ExactMatch, Greedy
 
 WINDOWS = (0, 2, 6)
 decide = jax.jit(pays, static_argnums=2)
-learn = jax.jit(update_pace)
+
+
+@jax.jit
+def learn(pace, draft, num_accepted):
+    return update_pace(pace, jnp.ones(len(draft.length), bool), draft, num_accepted)
 
 
 def draft_of(lengths, grades=None):
@@ -97,6 +101,18 @@ def test_curiosity_brings_a_row_back():
     np.testing.assert_allclose(pace.acceptance, prior + (low - prior) * (1 - CURIOSITY) ** rests, rtol=1e-5)
     assert expected_tokens(float(low[0, UNGRADED]), 6) < 2 <= expected_tokens(float(pace.acceptance[0, UNGRADED]), 6)
     assert 1 < rests < 40
+
+
+def test_a_row_that_is_done_learns_nothing():
+    pace, draft = init_pace(2, 3), draft_of([4, 0])
+    after = update_pace(pace, jnp.array([False, False]), draft, jnp.array([4, 0]))
+    np.testing.assert_array_equal(after.acceptance, pace.acceptance)
+
+
+@pytest.mark.parametrize("costs", [[1.0, 0.0], [1.0, -2.0], [1.0, np.nan], [np.inf, 1.0], [[1.0, 2.0]], 1.0])
+def test_costs_must_be_numbers_above_zero(costs):
+    with pytest.raises(ValueError, match="costs"):
+        make_pace(2, costs)
 
 
 def test_rows_learn_apart():

@@ -68,7 +68,7 @@ def parse_options(arguments: Sequence[str], *, description: str | None = None) -
       description: for `--help`.
 
     Raises:
-      ValueError: unknown or malformed options, or settings that do not go together.
+      ValueError: unknown or malformed options, values out of range, or settings that do not go together.
     """
     given = vars(_parser(description).parse_args(arguments))
     config, pairs = given.pop("config"), dict(map(_pair, given.pop("set")))
@@ -76,6 +76,7 @@ def parse_options(arguments: Sequence[str], *, description: str | None = None) -
     settings = with_changes(load_config(config) if config else Settings(), pairs | flags)
     if not settings.prompt and settings.prompts is None:
         raise ValueError("expected --prompt or --prompts, got neither")
+    settings.sampling.rows(1, ())  # for its checks
     return settings
 
 

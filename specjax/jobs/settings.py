@@ -102,7 +102,7 @@ class NoDraft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen and when a text ends. See `sampling_params` for the ranges."""
+    """How tokens are chosen and when a text ends. `rows` checks the ranges: a record is built without starting JAX."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -119,7 +119,6 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.rows(1, ())
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"expected seed in 0..{2**32 - 1}, got {self.seed}")
         if self.stop and self.min_tokens:
@@ -164,12 +163,12 @@ class Settings:
     """The target: a path, an alias or `owner/name`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights of target and draft model."""
-    drafter: Drafting = NGram()
+    drafter: Drafting = dataclasses.field(default_factory=NGram)
     verifier: Verifier = dataclasses.field(default_factory=Rejection)
     pace: Literal["always", "measured"] | None = None
     """Speculate at every step, or where step times that are measured first say that it pays; None: the latter where
     tokens do not depend on it (see `effective_pace`)."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
     prompt: tuple[str, ...] = ()
     prompts: str | None = None
     """A file of prompts. See `read_prompts`."""

@@ -240,6 +240,30 @@ def test_nothing_is_compiled_outside_the_warm_up(measured_pace):
     assert "jit(prefill)" not in programs
 
 
+@pytest.mark.parametrize("measured_pace", [False, True])
+def test_the_warm_up_runs_the_programs_that_are_used(monkeypatch, measured_pace):
+    """Shapes, dtypes and weak types of every argument: one that differs would compile again, within what is timed."""
+    calls = {"begin": [], "decode_steps": []}
+
+    def spy(name, function):
+        def call(decoder_or_params, *arguments, **options):
+            leaves, structure = jax.tree.flatten(arguments)
+            types = [str(jax.typeof(leaf)) for leaf in leaves if isinstance(leaf, jax.Array)]
+            calls[name].append((structure, types, options))
+            return function(decoder_or_params, *arguments, **options)
+
+        return call
+
+    for module in ("warmup", "completion"):
+        monkeypatch.setattr(f"specjax.jobs.{module}.begin", spy("begin", begin))
+        monkeypatch.setattr(f"specjax.jobs.{module}.decode_steps", spy("decode_steps", compiled.decode_steps))
+    one(decoder_of(measured_pace=measured_pace), KNOWN, on_text=lambda text: None)
+    assert len(calls["begin"]) == 2
+    assert len(calls["decode_steps"]) == (10 if measured_pace else 4)
+    for seen in calls.values():
+        assert all(call == seen[0] for call in seen)
+
+
 def test_each_width_is_warmed_up_once(monkeypatch):
     shapes = []
 
@@ -339,6 +363,9 @@ def test_where_tokens_differ():
         index = dict(result.differences).get(first.prompt.id)
         assert first.token_ids[:index] == second.token_ids[:index]
         assert index is None or first.token_ids[index] != second.token_ids[index]
+    shorter = [dataclasses.replace(one[0].completions[0], token_ids=one[0].completions[0].token_ids[:5])]
+    cut = [dataclasses.replace(one[0], completions=tuple(shorter))]
+    assert compare(cut, one[:1]).differences == compare(one[:1], cut).differences == ((0, 5),)
     name, index = result.differences[0]
     count = len(result.differences)
     exact, sampled = Settings(), Settings(sampling=Sampling(temperature=1.0), verifier=Rejection())

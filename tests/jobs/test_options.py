@@ -131,6 +131,8 @@ def test_none_where_a_field_may_be_none():
         (["--temperature", "hot"], "expected --temperature to be of type float, got 'hot'"),
         (["--seed", "1.5"], "expected --seed to be of type int, got '1.5'"),
         (["--verifier", "greedy", "--temperature", "1"], "--temperature 0 with --verifier greedy"),
+        (["--temperature", "-1"], "expected temperature in"),
+        (["--min-tokens", "9", "--max-new-tokens", "8"], "min_tokens <= max_tokens"),
         (["--set", "compare"], "expected --set path=value, got 'compare'"),
         (["--set", "compare=yes"], "expected --compare to be one of true, false, got 'yes'"),
         (["--set", "colour=red"], "expected FIELD with FIELD among model, .*got colour"),

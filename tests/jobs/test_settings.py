@@ -37,9 +37,6 @@ SAMPLED = Sampling(temperature=0.5)
         (lambda: Sampling(top_k=5), "--temperature above 0 with --top-k, --top-p or --min-p, got 0"),
         (lambda: Sampling(top_p=0.5), "--temperature above 0"),
         (lambda: Sampling(min_p=0.5), "--temperature above 0"),
-        (lambda: Sampling(temperature=-1.0), "temperature in"),
-        (lambda: Sampling(temperature=1.0, top_p=0.0), "top_p in"),
-        (lambda: Sampling(min_tokens=9, max_new_tokens=8), "min_tokens <= max_tokens"),
         (lambda: Sampling(seed=-1), "seed in"),
         (lambda: Sampling(seed=2**32), "seed in"),
         (lambda: NGram(num_speculative_tokens=0), "num_tokens >= 1"),
@@ -51,6 +48,28 @@ SAMPLED = Sampling(temperature=0.5)
 def test_what_does_not_go_together_is_refused_by_name(build, says):
     with pytest.raises(ValueError, match=says):
         build()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"temperature": -1.0}, "temperature in"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p in"),
+        ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens <= max_tokens"),
+    ],
+)
+def test_values_out_of_range(values, says):
+    with pytest.raises(ValueError, match=says):
+        Sampling(**values).rows(1, ())
+
+
+def test_rows_hold_the_values():
+    rows = Sampling(temperature=0.5, top_k=3, max_new_tokens=7).rows(2, (256, 9))
+    assert rows.temperature.tolist() == [0.5, 0.5]
+    assert rows.top_k.tolist() == [3, 3]
+    assert rows.max_tokens.tolist() == [7, 7]
+    assert rows.stop_ids[1].tolist() == [256, 9, -1, -1]
+    assert set(Sampling(ignore_eos=True).rows(1, (256,)).stop_ids.ravel().tolist()) == {-1}
 
 
 def test_text_is_streamed_where_it_can_be():
@@ -128,4 +147,8 @@ def test_loaded_model_knows_every_stop_id(target, tmp_path):
     assert target.eos_ids == (256,)
     directory = write_model(tmp_path)
     (directory / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": 259}))
     assert load_model(str(directory), dtype="float32").eos_ids == (256, 257)
+    (directory / "generation_config.json").unlink()
+    assert load_model(str(directory), dtype="float32").eos_ids == (256, 259)
