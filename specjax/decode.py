@@ -352,7 +352,6 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged) -> DecodeState:
     if logs is not None and judged.log_probs is not None:
         logs = jax.tree.map(lambda old, new: _write(old, context.length, new, emitted), logs, judged.log_probs)
     accepted = jnp.minimum(judged.num_accepted, emitted)
-    learned = update_pace(state.pace, draft, judged.num_accepted).acceptance
     return dataclasses.replace(
         state,
         context=dataclasses.replace(
@@ -360,7 +359,7 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged) -> DecodeState:
         ),
         finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
         cache=dataclasses.replace(state.cache, length=jnp.where(live, length - 1, state.cache.length)),
-        pace=dataclasses.replace(state.pace, acceptance=jnp.where(live[:, None], learned, state.pace.acceptance)),
+        pace=update_pace(state.pace, live, draft, judged.num_accepted),
         stats=count_step(state.stats, live, draft.length, accepted, emitted),
         log_probs=logs,
     )

@@ -55,10 +55,10 @@ def pays(pace: Pace, draft: Draft, windows: tuple[int, ...]) -> jax.Array:
     return expected * pace.costs[0] >= pace.costs[window]
 
 
-def update_pace(pace: Pace, draft: Draft, num_accepted: jax.Array) -> Pace:
+def update_pace(pace: Pace, live: jax.Array, draft: Draft, num_accepted: jax.Array) -> Pace:
     """Learns from a verified draft: of its tokens `num_accepted` `[B]` passed and at most one failed.
 
-    A row that drafted nothing forgets a little of every grade.
+    A row that drafted nothing forgets a little of every grade; one that is not `live` `[B]` stays as it is.
     """
     judged = jnp.minimum(num_accepted + 1, draft.length)[:, None]
     observed = num_accepted[:, None] / jnp.maximum(judged, 1)
@@ -66,7 +66,7 @@ def update_pace(pace: Pace, draft: Draft, num_accepted: jax.Array) -> Pace:
     rested = pace.acceptance + (jnp.asarray(PRIOR) - pace.acceptance) * CURIOSITY
     graded = jnp.arange(GRADES) == _grade(draft)[:, None]
     moved = jnp.where(draft.length[:, None] > 0, jnp.where(graded, learned, pace.acceptance), rested)
-    return dataclasses.replace(pace, acceptance=moved)
+    return dataclasses.replace(pace, acceptance=jnp.where(live[:, None], moved, pace.acceptance))
 
 
 def _grade(draft: Draft) -> jax.Array:

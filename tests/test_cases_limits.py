@@ -21,6 +21,7 @@ from decoding import (
     VOCAB,
     EachRow,
     Limited,
+    generate,
     outputs,
     pad,
     play,
@@ -38,15 +39,8 @@ from harness import (
 )
 from reference import Sampling
 
-from specjax import (
-    DecodeConfig,
-    Greedy,
-    NGramDrafter,
-    Params,
-    Transformer,
-    generate,
-    sampling_params,
-)
+import specjax
+from specjax import DecodeConfig, Greedy, NGramDrafter, Params, Transformer, sampling_params
 from specjax.models.rope import rotations
 
 RULES = 4
@@ -180,7 +174,7 @@ def test_case_15_the_smallest_outputs_have_columns_for_no_more(budget):
     config = DecodeConfig(target=TableModel(vocab_size=VOCAB), drafter=NGramDrafter(num_tokens=3), verifier=Greedy())
     prompt, length = pad([TRIPLE, [2]], 8)
     arguments = Params(target=jnp.asarray(CYCLE)), jax.random.key(0), prompt, length
-    output = decoding.generate(*arguments, sampling_params(2, max_tokens=9), config=config, max_new_tokens=budget)
+    output = generate(*arguments, sampling_params(2, max_tokens=9), config=config, max_new_tokens=budget)
     assert output.tokens.tolist() == [[1][:budget], [3][:budget]]
     assert output.length.tolist() == [budget] * 2
     assert output.finish_reason.tolist() == [LENGTH] * 2
@@ -217,7 +211,7 @@ def test_case_18_a_text_beyond_the_models_positions_is_refused():
     for size in (20, 31):
         prompt, length = pad([[1] * size], 31)
         with pytest.raises(ValueError, match="32 positions, got 33"):
-            generate(
+            specjax.generate(
                 Params(target=SALT),
                 jax.random.key(0),
                 prompt,

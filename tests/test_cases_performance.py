@@ -1,22 +1,23 @@
 """Group k of the cases: 61 (no host round trip) and 62 (no recompilation)."""
 
 import dataclasses
+import itertools
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from harness import ScriptedDrafter
 from programs import (
     BATCH,
     NEW,
+    VERIFIERS,
     VOCAB,
     WIDTH,
     WINDOW,
     compilations,
     inputs,
     sampling_rows,
-    script,
     table_config,
 )
 
@@ -25,14 +26,13 @@ from specjax.drafters.ngram import NGramDrafter
 from specjax.drafters.none import NoDrafter
 from specjax.sampling import logit_bias, sampling_params
 from specjax.types import Params
-from specjax.verify import Block, ExactMatch, Greedy, Rejection
+from specjax.verify import Greedy
 
 PARAMS = Params(target=jnp.asarray(np.random.default_rng(0).normal(scale=2.0, size=(VOCAB, VOCAB)), jnp.float32))
 REPEATS = [1, 2, 3, 1, 2, 3]
 
 
-def ngram_config(verifier=None):
-    return table_config(NGramDrafter(num_tokens=WINDOW), verifier)
+NGRAM = table_config(NGramDrafter(num_tokens=WINDOW), Greedy())
 
 
 def arguments(prompts=(REPEATS,), seeds=0, **sampling):
@@ -47,7 +47,7 @@ def test_case_61_one_launch_whatever_the_length(monkeypatch):
     launches, launch = [], compiled._generate
     monkeypatch.setattr(compiled, "_generate", lambda *args, **options: launches.append(1) or launch(*args, **options))
     for limit in (1, 10, NEW):
-        output = compiled.generate(*arguments(max_tokens=limit), config=ngram_config(), max_new_tokens=NEW)
+        output = compiled.generate(*arguments(max_tokens=limit), config=NGRAM, max_new_tokens=NEW)
         assert output.length[0] == limit
     assert len(launches) == 3
 
@@ -69,8 +69,8 @@ def test_case_61_the_program_never_calls_the_host():
         assert "stablehlo.while" in text
         return any(name in text for name in ("callback", "infeed", "outfeed", "send", "recv"))
 
-    for verifier in (ExactMatch(), Rejection(), Block()):
-        assert not hosts(ngram_config(verifier))
+    for verifier in VERIFIERS:
+        assert not hosts(dataclasses.replace(NGRAM, verifier=verifier))
     assert hosts(table_config(_Gossip()))
 
 
@@ -96,7 +96,7 @@ def test_case_61_generate_reads_nothing_back(monkeypatch, reads):
     monkeypatch.setattr(compiled, "check_arguments", lambda *args, **options: None)
     given = arguments()
     reads.clear()
-    output = compiled.generate(*given, config=ngram_config(), max_new_tokens=NEW)
+    output = compiled.generate(*given, config=NGRAM, max_new_tokens=NEW)
     assert reads == []
     assert int(output.length[0]) == NEW
     assert np.asarray(output.length).sum() == NEW
@@ -105,7 +105,7 @@ def test_case_61_generate_reads_nothing_back(monkeypatch, reads):
 
 def test_case_61_a_stream_reads_only_the_finish_flags(reads):
     """Its Python loop has to: once before each step and after the last."""
-    iterator = compiled.stream(*arguments(max_tokens=12), config=ngram_config(), max_new_tokens=NEW)
+    iterator = compiled.stream(*arguments(max_tokens=12), config=NGRAM, max_new_tokens=NEW)
     next(iterator)
     reads.clear()
     *_, last = iterator
@@ -130,28 +130,20 @@ COLD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("verifier", "drafter"),
-    [
-        (ExactMatch(), NGramDrafter(num_tokens=WINDOW)),
-        (Greedy(), ScriptedDrafter(num_tokens=WINDOW)),
-    ],
-)
-def test_case_62_nothing_recompiles(verifier, drafter):
+@pytest.mark.parametrize("config", [NGRAM, table_config(NoDrafter())])
+def test_case_62_nothing_recompiles(config):
     """After a warm-up: prompt lengths, limits, parameters, seeds, stop ids, weights, a short batch, an equal config."""
-    params = PARAMS.replace(draft=script([REPEATS * 4], WINDOW) if isinstance(drafter, ScriptedDrafter) else None)
     requests = [arguments([REPEATS], max_tokens=3)[1:]]
-    for index, sampling in enumerate((COLD if isinstance(verifier, Greedy) else COLD | SAMPLED).values()):
+    for index, sampling in enumerate((COLD if config is NGRAM else COLD | SAMPLED).values()):
         prompts = [(REPEATS * 3)[: 1 + index], (REPEATS * 3)[: WIDTH - index]]
         requests.append(arguments(prompts, seeds=index, **sampling)[1:])
     requests.append(arguments([REPEATS] * BATCH, seeds=100)[1:])
-    other = params.replace(target=params.target[::-1])
-    compiled.generate(params, *requests[0], config=table_config(drafter, verifier), max_new_tokens=NEW)
-    config = table_config(dataclasses.replace(drafter), dataclasses.replace(verifier))
+    weights = [PARAMS, PARAMS.replace(target=PARAMS.target[::-1])]
+    compiled.generate(PARAMS, *requests[0], config=config, max_new_tokens=NEW)
+    equal = table_config(dataclasses.replace(config.drafter), dataclasses.replace(config.verifier))
     with compilations() as programs:
-        for request in requests:
-            compiled.generate(params, *request, config=config, max_new_tokens=NEW)
-            compiled.generate(other, *request, config=config, max_new_tokens=NEW)
+        for request, params in itertools.product(requests, weights):
+            compiled.generate(params, *request, config=equal, max_new_tokens=NEW)
     assert programs == []
 
 
@@ -167,5 +159,5 @@ def test_case_62_one_program_for_each_bucket():
     for requests, right in ((plain, 2), (biased, 1)):
         with compilations() as programs:
             for request in requests:
-                compiled.generate(PARAMS, *request, config=table_config(NoDrafter(), Greedy()), max_new_tokens=16)
-        assert len([name for name in programs if "generate" in name]) == right
+                decoding.generate(PARAMS, *request, config=table_config(NoDrafter(), Greedy()), max_new_tokens=16)
+        assert len(programs) == right
