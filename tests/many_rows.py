@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import reference
-from decoding import EachRow, Limited, begin, snapshot
+from decoding import EachRow, Limited, begin, compiler_options, snapshot
 from harness import Script, ScriptedDrafter, TableModel
 from reference import Sampling, g_test
 
@@ -38,9 +38,7 @@ MODEL = Limited(ModelDrafter(model=TABLE, num_tokens=K, vocab_size=V))
 BY_MODEL = DecodeConfig(target=TABLE, drafter=MODEL, verifier=EachRow(RULES))
 BY_SCRIPT = DecodeConfig(target=TABLE, drafter=ScriptedDrafter(num_tokens=K), verifier=EachRow(RULES))
 
-steps = jax.jit(
-    decode.decode_steps, static_argnames=("config",), compiler_options={"xla_backend_optimization_level": 1}
-)
+steps = jax.jit(decode.decode_steps, static_argnames=("config",), compiler_options=compiler_options(1))
 """So many rows make a little optimisation pay."""
 
 
