@@ -260,6 +260,7 @@ def assert_frozen(before: Any, after: Any, done: np.ndarray) -> None:
         old, new = jax.tree.leaves(getattr(before, name)), jax.tree.leaves(getattr(after, name))
         for first, second in zip(old, new, strict=True):
             assert first[done].tobytes() == second[done].tobytes(), f"{name} of a done row changed"
+    assert before.pace.acceptance[done].tobytes() == after.pace.acceptance[done].tobytes()
     for name in ("keys", "limit"):
         np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
     np.testing.assert_array_equal(before.context.prompt_length, after.context.prompt_length)
@@ -301,20 +302,19 @@ def assert_counters(before: Any, after: Any, row: int, window: int) -> None:
 
 def assert_caches(before: Any, after: Any, config: DecodeConfig) -> None:
     """The last token of each row is pending, caches stand for all before it, and only the window was written."""
-    length = after.context.length
-    running = after.finish_reason == RUNNING
-    assert (after.cache.length == np.maximum(length - 1, 0)).all()
+    length = np.maximum(after.context.length - 1, 0)
+    assert (after.cache.length == length).all()
     for old, new in zip(_buffers(before.cache), _buffers(after.cache), strict=True):
         slots = np.arange(old.shape[2])
         first = before.context.length[:, None] - 1
         outside = (slots < first) | (slots > first + config.drafter.num_tokens)
         changed = (old != new).any(axis=(1, 3)) & ~(np.isnan(old) & np.isnan(new)).any(axis=(1, 3))
         assert not (changed & outside).any(), "a slot outside the window was written"
-    _assert_stands_for(after.cache, after.context.tokens, np.maximum(length - 1, 0), config.target)
+    _assert_stands_for(after.cache, after.context.tokens, length, config.target)
     drafter = config.drafter.drafter if isinstance(config.drafter, Limited) else config.drafter
     if hasattr(drafter, "model"):
-        assert (after.draft_state.length == length - 1)[running].all()
-        _assert_stands_for(after.draft_state, after.context.tokens, np.where(running, length - 1, 0), drafter.model)
+        assert (after.draft_state.length == length).all()
+        _assert_stands_for(after.draft_state, after.context.tokens, length, drafter.model)
 
 
 def _buffers(cache: Any) -> list[np.ndarray]:

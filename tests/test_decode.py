@@ -454,7 +454,7 @@ def test_broken_logits_end_their_row_and_no_other(name, broken):
     params, config = SETUPS[name]()
     whole = played(name)[-1]
     state = max(range(V), key=lambda token: sum(token in text for text in outputs(whole)))
-    final = run(params.replace(target=TABLE.at[state, 1].set(broken)), config)[-1]
+    final = run(params.replace(target=TABLE.at[state].set(broken)), config)[-1]
     met = 0
     for row in LIVE:
         if state not in [*PROMPTS[row][-1:], *outputs(whole)[row][:-1]]:
