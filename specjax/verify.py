@@ -20,21 +20,27 @@ from specjax.types import Draft, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-    """Token by token: keep x_i while u_i q_i(x_i) < p_i(x_i); at the first failure draw from norm((p_i - q_i)+)."""
+    """Token by token: keep x_i with chance min(1, p_i / q_i); at the first failure draw from norm((p_i - q_i)+)."""
 
     def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
         """Keys `[B, num_tokens]` of the drafter's draws, apart from every key used here."""
         return window_keys(keys, start, num_tokens, Role.DRAFT)
 
+    def chances(self, draft: Draft, log_probs: jax.Array) -> jax.Array:
+        """Chances `[B, M]` that the coin of each drafted token passes, given the tokens before it."""
+        return acceptance(*_at_drafts(draft, log_probs))
+
+    def count(self, passed: jax.Array) -> jax.Array:
+        """Accepted tokens `[B]` of coins `[B, M]`: those before the first failure."""
+        return _leading(passed)
+
+    def leftover(self, draft: Draft, log_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
+        """The law `[B, V]` of the token that replaces drafted token `num_accepted` `[B]`."""
+        return residual(jnp.exp(_row(log_probs, num_accepted)), _draft_row(draft, num_accepted, log_probs.shape[-1]))
+
     def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
         """Judges a draft. See `Verifier.__call__`."""
-        p, q = _at_drafts(draft, log_probs)
-        coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT), p.dtype)
-        accepted = (coins * q < p) & (q > 0) & _proposed(draft, log_probs.shape[-1])
-        num_accepted = _leading(accepted)
-        target, drafted = _row(log_probs, num_accepted), _draft_row(draft, num_accepted, log_probs.shape[-1])
-        leftover = residual(jnp.exp(target), drafted)
-        return _finish(keys, start, draft, num_accepted, target, leftover)
+        return _toss(self, keys, start, draft, log_probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +51,29 @@ class Block:
         """Keys `[B, num_tokens]` of the drafter's draws, apart from every key used here."""
         return window_keys(keys, start, num_tokens, Role.DRAFT)
 
+    def chances(self, draft: Draft, log_probs: jax.Array) -> jax.Array:
+        """Chances `[B, M]` that the coin of each prefix of the draft passes."""
+        joint = self._joint(draft, log_probs)
+        return block_acceptance(joint, _excess(draft, log_probs, joint), draft.length)
+
+    def count(self, passed: jax.Array) -> jax.Array:
+        """Accepted tokens `[B]` of coins `[B, M]`: the longest prefix that passed."""
+        return jnp.where(passed, jnp.arange(1, passed.shape[1] + 1), 0).max(axis=1, initial=0)
+
+    def leftover(self, draft: Draft, log_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
+        """The law `[B, V]` of the token that replaces drafted token `num_accepted` `[B]`."""
+        joint = jnp.pad(self._joint(draft, log_probs), ((0, 0), (1, 0)), constant_values=1)
+        kept = jnp.take_along_axis(joint, num_accepted[:, None], axis=1)
+        drafted = _draft_row(draft, num_accepted, log_probs.shape[-1])
+        return residual(jnp.exp(_row(log_probs, num_accepted)), drafted, kept)
+
     def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
         """Judges a draft. See `Verifier.__call__`."""
-        window, vocab_size = draft.tokens.shape[1], log_probs.shape[-1]
+        return _toss(self, keys, start, draft, log_probs)
+
+    def _joint(self, draft: Draft, log_probs: jax.Array) -> jax.Array:
         p, q = _at_drafts(draft, log_probs)
-        joint = joint_ratios(jnp.where(_proposed(draft, vocab_size), p, 0), q)
-        laws = jnp.exp(log_probs)
-        chances = block_acceptance(joint, laws[:, 1:window], _draft_laws(draft, vocab_size)[:, 1:], draft.length)
-        coins = _uniform(window_keys(keys, start, window, Role.ACCEPT), p.dtype)
-        passed = (coins < chances) & _proposed(draft, vocab_size)
-        num_accepted = jnp.where(passed, jnp.arange(1, window + 1), 0).max(axis=1, initial=0)
-        joint = jnp.concatenate([jnp.ones((p.shape[0], 1), p.dtype), joint], axis=1)
-        kept = jnp.take_along_axis(joint, num_accepted[:, None], axis=1)
-        target, drafted = _row(log_probs, num_accepted), _draft_row(draft, num_accepted, vocab_size)
-        leftover = residual(jnp.exp(target), drafted, kept)
-        return _finish(keys, start, draft, num_accepted, target, leftover)
+        return joint_ratios(p, q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,44 +128,47 @@ def joint_ratios(p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.stack(columns, axis=-1) if columns else p
 
 
-def block_acceptance(joint: jax.Array, p: jax.Array, q: jax.Array, length: jax.Array) -> jax.Array:
+def block_acceptance(joint: jax.Array, excess: jax.Array, length: jax.Array) -> jax.Array:
     """Chance `[B, M]` that the prefix of i tokens passes its coin in block verification.
 
     Args:
       joint: `[B, M]`, P_1..P_M.
-      p: `[B, M - 1, V]`, target laws p_2..p_M.
-      q: `[B, M - 1, V]`, draft laws q_2..q_M.
+      excess: `[B, M - 1]`, Z_1..Z_{M-1}: the mass of (P_i p_{i+1} - q_{i+1})+.
       length: `[B]` int32, drafted tokens; the last one passes with P_length.
     """
-    excess = jnp.maximum(joint[:, :-1, None] * p - q, 0).sum(axis=-1)
-    loss = 1 - joint[:, :-1]
-    inner = jnp.where(excess + loss > 0, excess / jnp.where(excess + loss > 0, excess + loss, 1), 1)
+    total = excess + 1 - joint[:, :-1]
+    inner = jnp.where(total > 0, excess / jnp.where(total > 0, total, 1), 1)
     inner = jnp.concatenate([inner, joint[:, -1:]], axis=1)
     last = jnp.arange(1, joint.shape[1] + 1) == length[:, None]
     return jnp.where(last, joint, inner)
 
 
+def _excess(draft: Draft, log_probs: jax.Array, joint: jax.Array) -> jax.Array:
+    """Z `[B, M - 1]`; for a deterministic draft all of P_i p_{i+1} but what is on the drafted token."""
+    if draft.log_probs is None:
+        return joint[:, :-1] * (1 - _at_drafts(draft, log_probs)[0][:, 1:])
+    p, q = jnp.exp(log_probs[:, 1:-1]), jnp.exp(draft.log_probs[:, 1:])
+    return jnp.maximum(joint[:, :-1, None] * p - q, 0).sum(axis=-1)
+
+
+def _toss(rule: Rejection | Block, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
+    """Tosses a coin for each drafted token, and draws the recovered or the bonus token behind the accepted ones."""
+    coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT), log_probs.dtype)
+    passed = (coins < rule.chances(draft, log_probs)) & _proposed(draft, log_probs.shape[-1])
+    num_accepted = rule.count(passed)
+    rejected = num_accepted < draft.length
+    leftover = jnp.log(rule.leftover(draft, log_probs, num_accepted))
+    final_law = jnp.where(rejected[:, None], leftover, _row(log_probs, num_accepted))
+    role = jnp.where(rejected, Role.RESIDUAL, Role.BONUS)
+    final = categorical(window_key(keys, start, num_accepted, role), final_law)
+    at_end = jnp.arange(log_probs.shape[1]) == num_accepted[:, None]
+    tokens = jnp.where(at_end, final[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1))))
+    return Verdict(tokens=tokens, num_accepted=num_accepted)
+
+
 def _match(draft: Draft, tokens: jax.Array, vocab_size: int) -> Verdict:
     agreed = (draft.tokens == tokens[:, :-1]) & _proposed(draft, vocab_size)
     return Verdict(tokens=tokens, num_accepted=_leading(agreed))
-
-
-def _finish(
-    keys: jax.Array, start: jax.Array, draft: Draft, num_accepted: jax.Array, target: jax.Array, leftover: jax.Array
-) -> Verdict:
-    """Adds the recovered token (from `leftover`) or the bonus token (from `target`) behind the accepted ones."""
-    rejected = num_accepted < draft.length
-    log_law = jnp.where(rejected[:, None], jnp.log(leftover), target)
-    window = draft.tokens.shape[1] + 1
-    role = jnp.where(rejected, Role.RESIDUAL, Role.BONUS)
-    final = categorical(window_key(keys, start, num_accepted, role), log_law)
-    kept = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
-    at_end = jnp.arange(window) == num_accepted[:, None]
-    return Verdict(tokens=jnp.where(at_end, final[:, None], kept), num_accepted=num_accepted)
-
-
-def _pick(columns: jax.Array, index: jax.Array) -> jax.Array:
-    return columns[jnp.arange(columns.shape[0]), index]
 
 
 def _uniform(keys: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -170,9 +187,10 @@ def _proposed(draft: Draft, vocab_size: int) -> jax.Array:
 
 
 def _at_drafts(draft: Draft, log_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """p and q `[B, M]` of the drafted tokens; q is 1 for a deterministic proposal."""
+    """p and q `[B, M]` of the drafted tokens; q is 1 for a deterministic proposal, p is 0 for what is no proposal."""
     ids = jnp.clip(draft.tokens, 0, log_probs.shape[-1] - 1)[..., None]
     p = jnp.exp(jnp.take_along_axis(log_probs[:, :-1], ids, axis=-1)[..., 0])
+    p = jnp.where(_proposed(draft, log_probs.shape[-1]), p, 0)
     if draft.log_probs is None:
         return p, jnp.ones_like(p)
     return p, jnp.exp(jnp.take_along_axis(draft.log_probs, ids, axis=-1)[..., 0])
@@ -183,18 +201,11 @@ def _row(log_probs: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_probs, index[:, None, None], axis=1)[:, 0]
 
 
-def _draft_laws(draft: Draft, vocab_size: int) -> jax.Array:
-    """q `[B, M, V]`: one-hot for a deterministic proposal."""
-    if draft.log_probs is None:
-        return jax.nn.one_hot(draft.tokens, vocab_size)
-    return jnp.exp(draft.log_probs)
-
-
 def _draft_row(draft: Draft, index: jax.Array, vocab_size: int) -> jax.Array:
     """q `[B, V]` at `index` `[B]`; where the index is past the window the value is not used."""
     if not draft.tokens.shape[1]:
         return jnp.zeros((draft.tokens.shape[0], vocab_size))
     index = jnp.minimum(index, draft.tokens.shape[1] - 1)
     if draft.log_probs is None:
-        return jax.nn.one_hot(_pick(draft.tokens, index), vocab_size)
+        return jax.nn.one_hot(jnp.take_along_axis(draft.tokens, index[:, None], axis=1)[:, 0], vocab_size)
     return jnp.exp(_row(draft.log_probs, index))

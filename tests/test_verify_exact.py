@@ -1,5 +1,6 @@
 """The pure functions of the acceptance rules, driven through every outcome: the joint law is the target's, exactly."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,44 +14,37 @@ import pytest
 from reference import BLOCK, REJECTION, Model, Rule, autoregressive_law, expected_accepted, joint_law
 
 from specjax import verify
+from specjax.types import Draft
+from specjax.verify import Block, Rejection
 
 # ---- Exact enumeration: the shipped functions as a `reference.Rule` ----
 
 
-def shipped_rejection(dtype: Any) -> Rule:
-    """What `Rejection` computes, driven through every outcome."""
+def shipped(verifier: Any, dtype: Any, padding: int = 0, *, soft: bool = True) -> Rule:
+    """What a verifier of coins computes, driven through every outcome of its coins.
+
+    The window is `padding` wider than the draft, and junk stands in the rest. `soft`: the draft's laws are given.
+    """
+
+    def window(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any]) -> tuple[Draft, jax.Array]:
+        size = len(p[0])
+        tokens, junk = jnp.array([[*draft, *[0] * padding]]), np.full((padding, size), 0.3)
+        drafted = jnp.log(array([*q[: len(draft)], *junk], dtype))[None] if soft else None
+        row = Draft(tokens=tokens, length=jnp.array([len(draft)]), log_probs=drafted)
+        return row, jnp.log(array([*p[: len(draft) + 1], *junk], dtype))[None]
 
     def stop_law(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any]) -> list[float]:
-        accept = verify.acceptance(at(p, draft, dtype), at(q, draft, dtype)).tolist()
-        return [*(math.prod(accept[:n]) * (1 - accept[n]) for n in range(len(draft))), math.prod(accept)]
-
-    def next_law(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any], n: int) -> list[float]:
-        return floats(p[n]) if n == len(draft) else verify.residual(array(p[n], dtype), array(q[n], dtype)).tolist()
-
-    return Rule(stop_law, next_law)
-
-
-def shipped_block(dtype: Any, padding: int = 0) -> Rule:
-    """What `Block` computes, in a window that is `padding` wider than the draft; junk stands in the rest."""
-
-    def ratios(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any]) -> jax.Array:
-        junk = jnp.full((padding,), 0.3, dtype)
-        chosen = (jnp.concatenate([at(laws, draft, dtype), junk])[None] for laws in (p, q))
-        return verify.joint_ratios(*chosen)
-
-    def stop_law(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any]) -> list[float]:
-        junk = [[0.9] * len(p[0])] * padding
-        inner = (array([*laws[1 : len(draft)], *junk], dtype)[None] for laws in (p, q))
-        inner = (laws.reshape(1, len(draft) + padding - 1, len(p[0])) for laws in inner)
-        passes = verify.block_acceptance(ratios(draft, p, q), *inner, jnp.array([len(draft)]))[0].tolist()
-        passes = [1.0, *passes[: len(draft)]]
-        return [passes[n] * math.prod(1 - h for h in passes[n + 1 :]) for n in range(len(passes))]
+        chances = verifier.chances(*window(draft, p, q))[0, : len(draft)].tolist()
+        law = [0.0] * (len(draft) + 1)
+        for passed in itertools.product([False, True], repeat=len(draft)):
+            mass = math.prod(c if ok else 1 - c for c, ok in zip(chances, passed, strict=True))
+            law[int(verifier.count(jnp.array([[*passed, *[False] * padding]]))[0])] += mass
+        return law
 
     def next_law(draft: Sequence[int], p: Sequence[Any], q: Sequence[Any], n: int) -> list[float]:
         if n == len(draft):
             return floats(p[n])
-        kept = [1.0, *ratios(draft, p, q)[0].tolist()][n]
-        return verify.residual(array(p[n], dtype), array(q[n], dtype), kept).tolist()
+        return verifier.leftover(*window(draft, p, q), jnp.array([n]))[0].tolist()
 
     return Rule(stop_law, next_law)
 
@@ -61,10 +55,6 @@ def array(law: Any, dtype: Any) -> jax.Array:
 
 def floats(law: Any) -> list[float]:
     return [float(mass) for mass in law]
-
-
-def at(laws: Sequence[Any], draft: Sequence[int], dtype: Any) -> jax.Array:
-    return array([law[x] for law, x in zip(laws, draft, strict=False)], dtype)
 
 
 def closed_form(vocab: int, scale: int, step: int, shift: int, modulus: int) -> Model:
@@ -90,7 +80,7 @@ def toy(probs: Sequence[Fraction]) -> Model:
 
 THIRD = Fraction(1, 3)
 TOY = toy([THIRD, 2 * THIRD]), toy([2 * THIRD, THIRD])
-SHIPPED = {"rejection": shipped_rejection, "block": shipped_block}
+SHIPPED = {"rejection": Rejection(), "block": Block()}
 EXACT = {"rejection": REJECTION, "block": BLOCK}
 
 
@@ -114,20 +104,20 @@ CLOSED_FORMS = [
 @pytest.mark.parametrize(("models", "num_tokens", "accepted"), CLOSED_FORMS)
 def test_joint_law_and_acceptance_are_exact(models, num_tokens, accepted, name):
     with jax.enable_x64(True):
-        assert_exact(models, num_tokens, SHIPPED[name](jnp.float64), accepted[name], 1e-12)
+        assert_exact(models, num_tokens, shipped(SHIPPED[name], jnp.float64), accepted[name], 1e-12)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_three_tokens_of_three(name):
     models = closed_form_pair(3)
     with jax.enable_x64(True):
-        assert_exact(models, 3, SHIPPED[name](jnp.float64), expected_accepted(*models, 3, EXACT[name]), 1e-12)
+        assert_exact(models, 3, shipped(SHIPPED[name], jnp.float64), expected_accepted(*models, 3, EXACT[name]), 1e-12)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize(("models", "num_tokens", "accepted"), CLOSED_FORMS[:3])
 def test_joint_law_in_float32(models, num_tokens, accepted, name):
-    assert_exact(models, num_tokens, SHIPPED[name](jnp.float32), accepted[name], 1e-6)
+    assert_exact(models, num_tokens, shipped(SHIPPED[name], jnp.float32), accepted[name], 1e-6)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
@@ -135,7 +125,7 @@ def test_block_in_a_wider_window_is_exact(num_tokens):
     models = closed_form_pair(2)
     accepted = expected_accepted(*models, num_tokens, BLOCK)
     with jax.enable_x64(True):
-        assert_exact(models, num_tokens, shipped_block(jnp.float64, padding=2), accepted, 1e-12)
+        assert_exact(models, num_tokens, shipped(Block(), jnp.float64, padding=2), accepted, 1e-12)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -145,7 +135,7 @@ def test_random_models_with_impossible_tokens(seed, name):
     models = random_model(seed, 0.3), random_model(seed + 10, 0.3)
     accepted = expected_accepted(*models, 2, EXACT[name])
     with jax.enable_x64(True):
-        assert_exact(models, 2, SHIPPED[name](jnp.float64), accepted, 1e-12)
+        assert_exact(models, 2, shipped(SHIPPED[name], jnp.float64), accepted, 1e-12)
 
 
 def random_model(seed: int, share: float) -> Model:
@@ -163,7 +153,20 @@ def random_model(seed: int, share: float) -> Model:
 def test_equal_laws_accept_everything(name):
     target = closed_form_pair(2)[0]
     with jax.enable_x64(True):
-        assert_exact((target, target), 2, SHIPPED[name](jnp.float64), 2, 1e-12)
+        assert_exact((target, target), 2, shipped(SHIPPED[name], jnp.float64), 2, 1e-12)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_deterministic_drafts_are_one_hot_laws(name):
+    """Their closed forms, which need no law of the draft, give the target's joint law too."""
+    target = closed_form_pair(3)[0]
+
+    def certain(prefix: tuple[int, ...]) -> list[float]:
+        return np.eye(3)[(sum(prefix) + len(prefix)) % 3].tolist()
+
+    accepted = expected_accepted(target, certain, 3, EXACT[name])
+    with jax.enable_x64(True):
+        assert_exact((target, certain), 3, shipped(SHIPPED[name], jnp.float64, soft=False), accepted, 1e-12)
 
 
 # ---- The pure functions ----
