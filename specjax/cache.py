@@ -1,6 +1,7 @@
 """The key/value cache: a buffer addressed by position, rolled back by lowering its length."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,28 @@ from specjax.types import KVCache
 
 
 def init_cache(batch_size: int, capacity: int, heads: int, width: int, num_layers: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache of `num_layers` layers of `[batch_size, heads, capacity, width]` keys and values."""
+    """An empty cache of `num_layers` layers of `[batch_size, heads, capacity, width]` keys and values.
+
+    bfloat16 is stored as its bits (uint16), which `read` undoes: XLA:CPU widens the whole buffer to write one slot of
+    a bfloat16 array.
+    """
+    stored = jnp.uint16 if dtype == jnp.bfloat16 else dtype
 
     def buffers() -> tuple[jax.Array, ...]:
-        return tuple(jnp.zeros((batch_size, heads, capacity, width), dtype) for _ in range(num_layers))
+        return tuple(jnp.zeros((batch_size, heads, capacity, width), stored) for _ in range(num_layers))
 
     return KVCache(keys=buffers(), values=buffers(), length=jnp.zeros((batch_size,), jnp.int32))
+
+
+def read(buffer: jax.Array) -> jax.Array:
+    """A buffer's numbers, in the dtype that `init_cache` was asked for."""
+    return lax.bitcast_convert_type(buffer, jnp.bfloat16) if buffer.dtype == jnp.uint16 else buffer
+
+
+def stored(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What a buffer of `dtype` holds for these numbers: the opposite of `read`."""
+    bits = dtype == jnp.uint16
+    return lax.bitcast_convert_type(values.astype(jnp.bfloat16), dtype) if bits else values.astype(dtype)
 
 
 def append(
@@ -31,23 +48,53 @@ def append(
     Args:
       cache: the cache; `length` is left as it is.
       entries: keys and values `[B, heads, T, D]` of each layer.
-      positions: `[B, T]` int32.
+      positions: `[B, T]` int32, consecutive in each row, -1 only behind real tokens.
       hidden: `[B, T, E]`, the model's last hidden state.
+
+    Raises:
+      ValueError: more tokens than slots.
     """
     capacity = cache.keys[0].shape[2]
-    slots = jnp.where(positions < 0, capacity, positions)
-    if slots.size == 1:  # XLA:CPU turns a one-token scatter into an update that copies the buffer
-        slots = jnp.pad(slots, ((0, 0), (0, 1)), constant_values=capacity)
-    rows = jnp.arange(slots.shape[0])[:, None]
+    if positions.shape[1] > capacity:
+        raise ValueError(f"expected at most {capacity} tokens (the cache's capacity), got {positions.shape[1]}")
     finite = jnp.isfinite(hidden).all(axis=-1)[:, None, :, None]
+    kinds = jnp.nan, 0
+    new = [
+        tuple(stored(jnp.where(finite, entry, broken), buffer.dtype) for entry, broken in zip(pair, kinds, strict=True))
+        for pair, buffer in zip(entries, cache.keys, strict=True)
+    ]
+    buffers = list(zip(cache.keys, cache.values, strict=True))
+    written = lax.platform_dependent(buffers, new, positions, cpu=write_slices, default=scatter)
+    keys, values = zip(*written, strict=True)
+    return dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
 
-    def write(buffer: jax.Array, new: jax.Array, broken: float) -> jax.Array:
-        new = jnp.where(finite, new, broken).swapaxes(1, 2).astype(buffer.dtype)
-        new = jnp.pad(new, ((0, 0), (0, slots.shape[1] - new.shape[1]), (0, 0), (0, 0)))
-        bits = jnp.dtype(f"uint{8 * buffer.dtype.itemsize}")  # XLA:CPU widens a bfloat16 scatter's whole buffer
-        written = lax.bitcast_convert_type(buffer, bits).at[rows, :, slots]
-        return lax.bitcast_convert_type(written.set(lax.bitcast_convert_type(new, bits), mode="drop"), buffer.dtype)
 
-    keys = tuple(write(old, new, jnp.nan) for old, (new, _) in zip(cache.keys, entries, strict=True))
-    values = tuple(write(old, new, 0) for old, (_, new) in zip(cache.values, entries, strict=True))
-    return dataclasses.replace(cache, keys=keys, values=values)
+def scatter(buffers: Any, new: Any, positions: jax.Array) -> Any:
+    """Writes a tree of `[B, heads, T, D]` into a tree of `[B, heads, S, D]` at `positions` `[B, T]`."""
+    slots = jnp.where(positions < 0, buffers[0][0].shape[2], positions)
+    rows = jnp.arange(slots.shape[0])[:, None]
+    return jax.tree.map(lambda old, new: old.at[rows, :, slots].set(new.swapaxes(1, 2), mode="drop"), buffers, new)
+
+
+def write_slices(buffers: Any, new: Any, positions: jax.Array) -> Any:
+    """The same row by row, each as one slice read, merged and written back: XLA:CPU's scatter copies whole buffers."""
+    batch, window = positions.shape
+    capacity = buffers[0][0].shape[2]
+
+    def write_row(row: jax.Array | int, buffers: Any) -> Any:
+        mine = positions[row]
+        start = jnp.clip(mine[0], 0, capacity - window)
+        source = start + jnp.arange(window) - mine[0]
+        inside = (source >= 0) & (source < window)
+        source = jnp.clip(source, 0, window - 1)
+        inside &= mine[source] >= 0
+
+        def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
+            size = (1, buffer.shape[1], window, buffer.shape[3])
+            old = lax.dynamic_slice(buffer, (row, 0, start, 0), size)
+            merged = jnp.where(inside[:, None], new[row][:, source], old[0])
+            return lax.dynamic_update_slice(buffer, merged[None], (row, 0, start, 0))
+
+        return jax.tree.map(write, buffers, new)
+
+    return write_row(0, buffers) if batch == 1 else lax.fori_loop(0, batch, write_row, buffers)

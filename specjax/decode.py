@@ -241,18 +241,26 @@ def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *,
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
-    """Asks for a draft and cuts it to what a row may still emit beyond the step's own token, or can gain from."""
-    context, drafter = state.context, config.drafter
-    keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
-    draft, draft_state = drafter.draft(params, keys, state.draft_state, context, sampling, state.cache)
-    _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
-    room = jnp.maximum(state.limit - context.length - 1, 0)
-    length = jnp.minimum(jnp.clip(draft.length, 0, drafter.num_tokens), room)
-    length = jnp.where(state.finish_reason == FinishReason.RUNNING, length, 0)
-    draft = dataclasses.replace(draft, length=length)
-    return dataclasses.replace(
-        draft, length=jnp.where(pays(state.pace, draft, config.window_sizes), length, 0)
-    ), draft_state
+    """Asks for a draft, if any row can gain from one, and cuts each row's to what the row can use."""
+    context, drafter, sizes = state.context, config.drafter, config.window_sizes
+    room = jnp.clip(state.limit - context.length - 1, 0, drafter.num_tokens)
+    room = jnp.where(state.finish_reason == FinishReason.RUNNING, room, 0)
+    wanted = jnp.where(pays(state.pace, room, None, sizes), room, 0)
+
+    def propose(draft_state: Any) -> tuple[Draft, Any]:
+        keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
+        draft, draft_state = drafter.draft(params, keys, draft_state, context, sampling, state.cache)
+        _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
+        return draft, draft_state
+
+    def decline(draft_state: Any) -> tuple[Draft, Any]:
+        shapes, _ = jax.eval_shape(propose, draft_state)
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes), draft_state
+
+    draft, draft_state = lax.cond((wanted > 0).any(), propose, decline, state.draft_state)
+    length = jnp.clip(draft.length, 0, wanted)
+    length = jnp.where(pays(state.pace, length, draft.evidence, sizes), length, 0)
+    return dataclasses.replace(draft, length=length), draft_state
 
 
 def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:

@@ -110,7 +110,7 @@ class Draft:
     """`[B, M, V]` float32, the law each token was sampled from; None for a deterministic proposal."""
     evidence: jax.Array | None = None
     """`[B]` int32, grade from 0 to `pace.GRADES - 1` of how much of the prefix speaks for the proposal (an n-gram
-    drafter's match length); acceptance is learned grade by grade. None: one grade for all."""
+    drafter's match length); acceptance is learned grade by grade. None: it counts for all of them."""
 
 
 @struct.dataclass(kw_only=True)

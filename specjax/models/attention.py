@@ -1,9 +1,15 @@
 """Grouped-query attention over a cache that is only read, plus the block of new tokens."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.cache import read
+
+SHORTEST = 256
+"""Slots of the smallest prefix of a cache that gets a program of its own."""
 MASKED = jnp.finfo(jnp.float32).min / 2
 """Score of what a query may not see: finite, so that a query that sees nothing yields numbers, not NaN."""
 
@@ -21,10 +27,13 @@ def attend(
     Old and new keys meet only in the softmax's maximum and sum (as in online softmax, arXiv 1805.02867), so that the
     cache is not written, copied or concatenated here.
 
+    Of the buffer only a static prefix is read, the smallest that holds the longest row.
+
     Args:
       query: `[B, T, H, D]`, rotated.
       new: keys and values `[B, G, T, D]` of the T tokens.
-      cached: keys and values `[B, G, S, D]`; slots from the first new position on are stale and not seen.
+      cached: buffers of keys and values `[B, G, S, D]` as `KVCache` stores them; slots from the first new position on
+        are stale and not seen.
       positions: `[B, T]` int32, -1 for padding.
       window: sliding window in tokens, the query included; None sees everything.
 
@@ -32,17 +41,39 @@ def attend(
       `[B, T, H * D]` float32.
     """
     new = _quarantine(*new)
+    sizes = prefixes(cached[0].shape[2])
+    branches = [partial(_attend, size=size, window=window) for size in sizes]
+    smallest = jnp.searchsorted(jnp.asarray(sizes), positions[:, 0].max())
+    return lax.switch(jnp.minimum(smallest, len(sizes) - 1), branches, query, new, cached, positions)
+
+
+def prefixes(capacity: int) -> list[int]:
+    """Static sizes to read, each twice the last; what saves little is left out, since each is code to compile."""
+    sizes = [SHORTEST]
+    while 2 * sizes[-1] < capacity:
+        sizes.append(2 * sizes[-1])
+    return [size for size in sizes if 4 * size < 3 * capacity] + [capacity]
+
+
+def _attend(
+    query: jax.Array,
+    new: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    *,
+    size: int,
+    window: int | None,
+) -> jax.Array:
+    keys, values = (read(buffer[:, :, :size]) for buffer in cached)
     grouped = _group(query, new[0])
-    end = cached[0].shape[2]
-    slots = jnp.arange(end)
-    old_scores = _scores(grouped, cached[0], _visible(positions, slots[None], positions[:, :1], window))
-    new_scores = _scores(
-        grouped, new[0], _visible(positions, positions, positions[:, -1:] * 0 + cached[0].shape[2], window)
-    )
+    slots = jnp.arange(size)
+    old_scores = _scores(grouped, keys, _visible(positions, slots[None], positions[:, :1], window))
+    last = jnp.full_like(positions[:, -1:], jnp.iinfo(jnp.int32).max)
+    new_scores = _scores(grouped, new[0], _visible(positions, positions, last, window))
     peak = jnp.maximum(old_scores.max(-1, keepdims=True), new_scores.max(-1, keepdims=True))
     old_weights, new_weights = jnp.exp(old_scores - peak), jnp.exp(new_scores - peak)
     total = old_weights.sum(-1, keepdims=True) + new_weights.sum(-1, keepdims=True)
-    mixed = _mix(old_weights, cached[1]) + _mix(new_weights, new[1])
+    mixed = _mix(old_weights, values) + _mix(new_weights, new[1])
     return _ungroup(mixed / _flat(total), query)
 
 

@@ -96,8 +96,8 @@ def _run_layer(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     normed = norm(x, layer["attention_norm"], config)
     query = rotate(_heads(layer, "q", normed, config), *turns)
-    keys = rotate(_heads(layer, "k", normed, config), *turns).swapaxes(1, 2).astype(cached[0].dtype)
-    values = _heads(layer, "v", normed, config).swapaxes(1, 2).astype(cached[1].dtype)
+    keys = rotate(_heads(layer, "k", normed, config), *turns).swapaxes(1, 2).astype(layer["k"].dtype)
+    values = _heads(layer, "v", normed, config).swapaxes(1, 2).astype(layer["v"].dtype)
     x = x + _project(layer, "o", attend(query, (keys, values), cached, positions, window=window))
     normed = norm(x, layer["mlp_norm"], config)
     gate = _ACTIVATIONS[config.activation](_project(layer, "gate", normed))
@@ -116,12 +116,26 @@ def norm(x: jax.Array, weight: jax.Array, config: TransformerConfig) -> jax.Arra
 def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     """`[..., in]` times `[out, in]` -> `[..., out]` float32."""
     rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
-    count = rows.shape[0]
+    out = lax.platform_dependent(rows, weight, cpu=_multiply_on_cpu, default=_multiply)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:
+    return lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _multiply_on_cpu(rows: jax.Array, weight: jax.Array) -> jax.Array:
+    """The same, in the forms that XLA:CPU has fast kernels for; ARCHITECTURE.md has the measurements.
+
+    The barriers keep XLA from turning each form back into the slow one.
+    """
+    count, width = rows.shape[0], weight.shape[0]
     if count == 1 and weight.dtype == jnp.bfloat16:
-        rows = jnp.concatenate([rows, rows])  # XLA:CPU has no fast bfloat16 matrix-vector product: 30 ms against 3
-    rows = lax.optimization_barrier(rows)  # keeps rows row-major, else XLA:CPU falls back to a loop: 70 ms against 10
-    out = lax.dot_general(rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return out[:count].reshape(*x.shape[:-1], -1)
+        rows = jnp.concatenate([rows, rows])
+    rows = lax.optimization_barrier(rows)
+    if 1 < count <= 32 and width < 2**14 and weight.dtype == jnp.float32:
+        return lax.optimization_barrier(_multiply(weight, rows)).T
+    return _multiply(rows, weight)[:count]
 
 
 def _project(layer: Any, name: str, x: jax.Array) -> jax.Array:

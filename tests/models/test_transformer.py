@@ -10,6 +10,7 @@ import pytest
 import reference
 from decoding import fast_jit
 
+from specjax import cache as kv
 from specjax.models.config import RopeConfig, from_huggingface
 from specjax.models.rope import rotations, static_frequencies
 from specjax.models.transformer import Transformer
@@ -148,7 +149,7 @@ def test_bfloat16_weights(width):
     logits, cache = read(model, params, TEXTS[:1], [even(20, width, 20 // width)], width=width)
     right = reference.forward(params, config, TEXTS[0])
     assert logits[0].dtype == np.float32
-    assert {leaf.dtype for leaf in cache.keys + cache.values} == {jnp.dtype(jnp.bfloat16)}
+    assert {kv.read(leaf).dtype for leaf in cache.keys + cache.values} == {jnp.dtype(jnp.bfloat16)}
     assert_close(logits[0], right, relative=0.03)
     assert np.abs(logits[0] - right).mean() > 1e-5 * np.abs(right).max()
 

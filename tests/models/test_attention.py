@@ -1,0 +1,60 @@
+"""Attention over long buffers against a plain softmax in NumPy; tests/models/test_transformer.py holds the rest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from specjax.models import attention
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+
+
+def attend(capacity, starts, window, *, sliding=None):
+    """What `attention.attend` gives for `window` new tokens a row, and what is right."""
+    rng, batch = np.random.default_rng(capacity + sum(starts)), len(starts)
+    query = rng.normal(size=(batch, window, HEADS, WIDTH)).astype(np.float32)
+    buffers = rng.normal(size=(2, batch, GROUPS, capacity, WIDTH)).astype(np.float32)
+    new = rng.normal(size=(2, batch, GROUPS, window, WIDTH)).astype(np.float32)
+    positions = np.array(starts)[:, None] + np.arange(window)
+    found = jax.jit(attention.attend, static_argnames="window")(
+        query, tuple(new), tuple(buffers), positions, window=sliding
+    )
+    right = np.zeros((batch, window, HEADS, WIDTH))
+    for row, start in enumerate(starts):
+        keys, values = np.concatenate([buffers[:, row, :, :start], new[:, row]], axis=2).astype(np.float64)
+        for offset in range(window):
+            end = start + offset + 1
+            seen = slice(0 if sliding is None else max(end - sliding, 0), end)
+            for head in range(HEADS):
+                group = head // (HEADS // GROUPS)
+                scores = keys[group, seen] @ query[row, offset, head] * WIDTH**-0.5
+                right[row, offset, head] = reference.softmax(scores) @ values[group, seen]
+    return found, right.reshape(batch, window, -1)
+
+
+@pytest.mark.parametrize("sliding", [None, 300])
+@pytest.mark.parametrize(
+    ("capacity", "starts"),
+    [(300, [0, 299]), (1100, [3, 256]), (1100, [257, 9]), (1100, [511, 513]), (1100, [1093, 255]), (4096, [2049, 40])],
+)
+def test_every_prefix_holds_the_longest_row(capacity, starts, sliding):
+    found, right = attend(capacity, starts, 7, sliding=sliding)
+    np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sizes"),
+    [(8, [8]), (340, [340]), (400, [256, 400]), (1088, [256, 512, 1088]), (1500, [256, 512, 1024, 1500])],
+)
+def test_prefixes_double_and_end_with_the_buffer(capacity, sizes):
+    assert attention.prefixes(capacity) == sizes
+
+
+def test_what_lies_behind_the_prefix_is_not_read():
+    """Broken slots would poison even a masked read (0 * NaN)."""
+    buffers = jnp.full((2, 1, GROUPS, 1024, WIDTH), jnp.nan).at[:, :, :, :256].set(0.5)
+    new, query = jnp.ones((2, 1, GROUPS, 1, WIDTH)), jnp.ones((1, 1, HEADS, WIDTH))
+    found = attention.attend(query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[256]]))
+    assert jnp.isfinite(found).all()
