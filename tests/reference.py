@@ -10,6 +10,7 @@ References:
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -369,14 +370,16 @@ def sample_draft(drafter: Model, num_tokens: int, noise: Noise) -> Callable[[tup
 
 
 def ngram_draft(tokens: Sequence[int], min_n: int, max_n: int, num_tokens: int) -> list[int]:
-    """What followed the most recent earlier match of the longest suffix of `max_n` down to `min_n` tokens.
+    """What followed an earlier match of the longest suffix of `max_n` down to `min_n` tokens.
 
-    Always `num_tokens` of them: past the end of the text the continuation goes on with itself.
+    Of several matches those count that the most frequent token follows, and of these the most recent. Always
+    `num_tokens` of them: past the end of the text the continuation goes on with itself.
     """
     tokens, length = list(tokens), len(tokens)
     for n in range(min(max_n, length - 1), min_n - 1, -1):
-        for start in range(length - n - 1, -1, -1):
-            if tokens[start : start + n] == tokens[length - n :]:
-                follow = tokens[start + n :]
-                return (follow * num_tokens)[:num_tokens]
+        ends = [end for end in range(n, length) if tokens[end - n : end] == tokens[length - n :]]
+        if ends:
+            votes = Counter(tokens[end] for end in ends)
+            end = max(end for end in ends if votes[tokens[end]] == max(votes.values()))
+            return (tokens[end:] * num_tokens)[:num_tokens]
     return []

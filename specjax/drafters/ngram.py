@@ -8,14 +8,18 @@ import jax.numpy as jnp
 from specjax.pace import GRADES
 from specjax.types import Context, Draft, ModelOutput, Params, SamplingParams
 
+_BALLOTS = 2**16
+"""Token ids that are equal modulo this share a count, which only ever decides between equal matches."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NGramDrafter:
     """Deterministic drafts from the row's own text (prompt lookup decoding).
 
     The longest suffix of `prompt_lookup_max` down to `prompt_lookup_min` tokens that occurred before wins; among its
-    occurrences the most recent. A continuation that runs into the end of the text goes on from its own beginning, so
-    a loop of any period is proposed for the whole window. Nothing is proposed where nothing matched.
+    occurrences those that the most frequent token follows, and of these the most recent. A continuation that runs into
+    the end of the text goes on from its own beginning, so a loop of any period is proposed for the whole window.
+    Nothing is proposed where nothing matched.
     """
 
     num_tokens: int
@@ -49,8 +53,11 @@ class NGramDrafter:
             running &= (follow >= size) & (jnp.roll(tokens, size) == tokens[length - size]) & (length > size)
             matched += running
         rank = jnp.minimum(matched, self.prompt_lookup_max)
-        found = rank.max() >= self.prompt_lookup_min
-        start = jnp.where(rank == rank.max(), follow, 0).max()
+        best = (rank == rank.max()) & (matched > 0)
+        ballots = tokens % _BALLOTS
+        votes = jnp.zeros(_BALLOTS, jnp.int32).at[ballots].add(best)[ballots]
+        start = jnp.where(best & (votes == jnp.where(best, votes, 0).max()), follow, 0).max()
         period = jnp.maximum(length - start, 1)
         proposal = tokens[start + jnp.arange(self.num_tokens) % period]
+        found = rank.max() >= self.prompt_lookup_min
         return proposal, jnp.where(found, self.num_tokens, 0), matched[start]

@@ -37,6 +37,13 @@ def test_padding_and_the_suffix_itself_never_match():
     assert got.tokens[3].tolist() == [4, 0, 4]
 
 
+def test_equal_matches_vote_before_the_most_recent_wins():
+    rows = [[7, 1, 7, 2, 7, 1, 7, 3, 7], [7, 1, 7, 2, 7], [8, 7, 1, 9, 7, 2, 9, 7, 2, 8, 7]]
+    drafter = NGramDrafter(num_tokens=1, prompt_lookup_max=2)
+    assert draft(drafter, rows, 16).tokens[:, 0].tolist() == [1, 2, 1]
+    assert draft(NGramDrafter(num_tokens=1, prompt_lookup_max=1), rows, 16).tokens[:, 0].tolist() == [1, 2, 2]
+
+
 def test_evidence_is_how_far_the_match_reaches():
     rows = [[1, 9, 1], [1, 2, 9, 1, 2], [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5], [1, 2, 3]]
     for most in (1, 4):
