@@ -230,6 +230,24 @@ def compare(args, checkpoint, tokenizer):
     return records, floors
 
 
+def compare_tokens(args, checkpoint, tokenizer):
+    """Speculative greedy tokens against those of transformers, for every question; nothing is timed."""
+    hub = HuggingFace(checkpoint, args.dtype)
+    drafter = specjax.NGramDrafter(num_tokens=args.num_speculative_tokens, prompt_lookup_max=args.prompt_lookup_max)
+    system, pace = SpecJax(checkpoint, drafter, args.max_new_tokens), specjax.make_pace(1, [1.0, 1.0])
+    differences, tokens = [], 0
+    for row in read_questions(args.questions, args.per_category):
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["turns"][0]}])
+        right, found = hub(prompt, args.max_new_tokens).tokens, system(prompt, pace).tokens
+        split = first_difference(right, found)
+        tokens += len(right)
+        if split is not None:
+            differences.append((row["question_id"], split, hub.gap(prompt + right[:split])))
+        print(f"{row['question_id']} {row['category']} {split}", file=sys.stderr, flush=True)
+    above = [item for item in differences if item[2] > GAP]
+    return {"tokens": tokens, "differences": differences, "differences_above_gap": above}
+
+
 def speed(records, name, seconds="seconds"):
     """Pooled tokens per second."""
     total = sum(len(r["runs"][name]["tokens"]) for r in records)
@@ -307,11 +325,15 @@ def main(argv=None):
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=6)
     parser.add_argument("--prompt-lookup-max", type=int, default=2)
+    parser.add_argument("--tokens-only", action="store_true", help="compare greedy tokens and time nothing")
     parser.add_argument("--output", help="JSON file for the summary and every run")
     args = parser.parse_args(argv)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = resolve_model(args.model)
     checkpoint = load_checkpoint(path, dtype=getattr(jnp, args.dtype))
+    if args.tokens_only:
+        print(json.dumps(compare_tokens(args, checkpoint, load_tokenizer(path)), indent=1))
+        return
     records, floors = compare(args, checkpoint, load_tokenizer(path))
     summary = summarize(records, floors)
     if args.output:
