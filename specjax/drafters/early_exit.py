@@ -36,7 +36,17 @@ class EarlyExitDrafter:
     def draft(
         self, params: Params, keys: jax.Array, state: None, context: Context, sampling: SamplingParams, cache: KVCache
     ) -> tuple[Draft, None]:
-        """Samples the window from the early exit's law. See `Drafter.draft`."""
+        """Samples the window from the early exit's law. See `Drafter.draft`.
+
+        Raises:
+          ValueError: the cache is that of another target.
+        """
+        layers = self.target.config.num_layers
+        if not isinstance(cache, KVCache) or len(cache.keys) != layers:
+            raise ValueError(
+                f"expected the cache of the drafter's own target ({layers} layers), got another: give DecodeConfig the "
+                "same target"
+            )
         offsets = jnp.arange(self.num_tokens)
         pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
 
