@@ -1,0 +1,93 @@
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.testing import combined, g_test, places, uniformity
+
+
+def test_g_test_by_hand():
+    statistic = 2 * (60 * math.log(1.2) + 40 * math.log(0.8))
+    assert g_test([60, 40], [0.5, 0.5]) == pytest.approx(math.erfc(math.sqrt(statistic / 2)))
+    assert g_test([[50], [50]], [[0.5], [0.5]]) == 1
+
+
+def test_g_test_pools_small_cells():
+    probs = [0.5, 0.4, 0.03, 0.03, 0.04]
+    apart, pooled = g_test([50, 40, 0, 9, 1], probs), g_test([50, 40, 10], [0.5, 0.4, 0.1])
+    assert apart == pooled == 1
+    lone = g_test([70, 25, 5], [0.6, 0.35, 0.05])
+    assert lone == g_test([70, 30], [0.6, 0.4]) < 1
+
+
+def test_g_test_forbidden_cell_and_certain_law():
+    assert g_test([1000, 1, 1000], [0.5, 0.0, 0.5]) == 0
+    assert g_test([1000, 0, 1000], [0.5, 0.0, 0.5]) == 1
+    assert g_test([0, 1000], [0.0, 1.0]) == 1
+
+
+def test_g_test_refuses_what_says_nothing():
+    with pytest.raises(ValueError, match="draw more"):
+        g_test([3, 4], [0.5, 0.5])
+    with pytest.raises(ValueError, match="a law over 2 cells"):
+        g_test([30, 40], [0.5, 0.6])
+
+
+def test_g_test_sees_a_reused_coin():
+    """Case 1 of the public bug reports: one uniform decides acceptance and residual."""
+    rng = np.random.default_rng(0)
+    biased = rng.multinomial(20_000, [0.10, 0.58, 0.32])
+    honest = rng.multinomial(20_000, [0.10, 0.60, 0.30])
+    assert g_test(biased, [0.10, 0.60, 0.30]) < 1e-4
+    assert g_test(honest, [0.10, 0.60, 0.30]) > 1e-4
+
+
+def test_g_test_p_values_are_uniform_under_the_law():
+    probs = np.array(list(itertools.accumulate(range(1, 9)))) / 120
+    p_values = [g_test(np.random.default_rng(seed).multinomial(5000, probs), probs) for seed in range(600)]
+    assert np.mean(np.array(p_values) < 0.05) == pytest.approx(0.05, abs=0.03)
+    assert np.mean(p_values) == pytest.approx(0.5, abs=0.05)
+
+
+# ---- Tokens of many laws as one sample, and several tests as one ----
+
+LAW = [0.1, 0.4, 0.1, 0.4]
+
+
+def test_places_by_hand():
+    """The likelier tokens come first, the lower id among equals; a draw spreads each token over its own mass."""
+    log_probs = jnp.log(jnp.array([LAW] * 5))
+    found = places(jnp.array([0.0, 0.5, 0.5, 0.5, 1.0]), jnp.array([1, 3, 0, 2, 2]), log_probs)
+    np.testing.assert_allclose(found, [0, 0.6, 0.85, 0.95, 1], atol=1e-6)
+    assert found.max() < 1
+
+
+def test_a_forbidden_token_fails():
+    log_probs = jnp.log(jnp.array([[0.5, 0.0, 0.5]]))
+    found = np.tile(places(jnp.array([0.5]), jnp.array([1]), log_probs), 1000)
+    assert np.isnan(found).all()
+    assert uniformity(found) == 0
+
+
+@pytest.mark.parametrize(("shift", "right"), [(0.0, True), (0.05, False)])
+def test_places_are_uniform_under_their_own_laws_only(shift, right):
+    """20,000 tokens of as many laws; of the wrong ones, part of the mass went to the likeliest token."""
+    rng = np.random.default_rng(0)
+    laws = rng.dirichlet(np.ones(6), 20_000)
+    drawn = (1 - shift) * laws + shift * np.eye(6)[laws.argmax(axis=1)]
+    tokens = (drawn.cumsum(axis=1) < rng.random((20_000, 1))).sum(axis=1)
+    draws = jax.random.uniform(jax.random.key(0), (20_000,))
+    found = np.asarray(places(draws, jnp.asarray(np.minimum(tokens, 5)), jnp.log(jnp.asarray(laws, jnp.float32))))
+    assert (uniformity(found) > 1e-4) == right
+
+
+def test_combined_is_a_p_value():
+    """The smallest of 20 independent p-values is below 0.05 most of the time; together they are below it rarely."""
+    drawn = np.random.default_rng(1).random((2000, 20))
+    together = np.array([combined(row) for row in drawn])
+    assert np.mean(drawn.min(axis=1) < 0.05) > 0.6
+    assert np.mean(together < 0.05) == pytest.approx(0.05, abs=0.015)
+    assert combined([0.5, 0.9]) == 1

@@ -1,0 +1,56 @@
+"""Each mutation is rejected; nothing stays broken behind it."""
+
+import pytest
+
+from specjax import cache, decode, verify
+from specjax.drafters.model import ModelDrafter
+from specjax.models import attention, transformer
+from specjax.testing import MUTATIONS
+from specjax.testing.kit import hunt
+from specjax.testing.mutations import Mutation
+from specjax.verify import Block, Rejection
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mutation_is_caught(mutation, record_property):
+    caught = hunt(mutation)
+    record_property("caught_by", caught.finding and f"{caught.finding.check}: {caught.finding.case}")
+    assert caught.passed
+    assert not caught.finding.passed
+
+
+def test_there_are_enough():
+    names = [mutation.name for mutation in MUTATIONS]
+    assert len(set(names)) == len(names) == 15 + 5
+    assert sum(name.split(":")[0] in ("cache", "mask", "off by one", "EOS", "padding") for name in names) == 5
+
+
+def test_what_does_no_harm_survives(monkeypatch):
+    """And is reported as such, after every check has looked at it."""
+    seen = []
+
+    def probe(name):
+        def run():
+            seen.append(name)
+            yield from ()
+
+        return run
+
+    monkeypatch.setattr("specjax.testing.kit.PROBES", {name: probe(name) for name in ("drafts", "enumeration", "rows")})
+    harmless = Mutation(name="none", expected="enumeration", patches=((verify, "residual", lambda original: original),))
+    caught = hunt(harmless)
+    assert not caught.passed
+    assert caught.finding is None
+    assert seen == ["enumeration", "drafts", "rows"]
+
+
+def test_patches_end_with_their_block():
+    owners = (verify, decode, cache, attention, transformer, Block, Rejection, ModelDrafter)
+    before = [dict(vars(owner)) for owner in owners]
+    for mutation in MUTATIONS:
+        with mutation.applied():
+            assert [dict(vars(owner)) for owner in owners] != before
+        assert [dict(vars(owner)) for owner in owners] == before
+    with pytest.raises(KeyError), MUTATIONS[0].applied():
+        raise KeyError
+    assert [dict(vars(owner)) for owner in owners] == before
