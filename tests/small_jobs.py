@@ -13,9 +13,11 @@ from vocabularies import byte_tokenizer
 
 from specjax import compiled
 from specjax.io.tokenizer import save_tokenizer
+from specjax.jobs import replay
 
 EOS, USER = 256, 257
 VOCAB = 260
+_READ = decoding.fast_jit(replay._read.__wrapped__, static_argnames=("target", "width"), donate_argnames=("cache",))
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
 
 
@@ -39,4 +41,5 @@ def quick_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_prefill", decoding.prefill)
         patch.setattr(compiled, "_decode_steps", decoding.decode_steps)
+        patch.setattr(replay, "_read", _READ)
         yield

@@ -80,7 +80,7 @@ def complete(
     ready: dict[int, WarmUp] = {}
     for first in range(0, len(prompts), batch_size):
         chunk = prompts[first : first + batch_size]
-        rows = _pad(decoder, chunk, batch_size)
+        rows = batch_rows(decoder, chunk, batch_size)
         width, compile_time = rows[1].shape[1], 0.0
         if width not in ready:
             ready[width] = warm_up(decoder, rows, sampling, clock)
@@ -106,7 +106,7 @@ def _check_prompts(decoder: Decoder, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _pad(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int) -> Rows:
+def batch_rows(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int) -> Rows:
     """A full batch; rows beyond the prompts have length 0. A row's key comes from the seed and its prompt's id."""
     missing = batch_size - len(prompts)
     tokens, length = pad_prompts([*(prompt.token_ids for prompt in prompts), *[(0,)] * missing])

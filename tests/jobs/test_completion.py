@@ -99,7 +99,7 @@ def test_without_stop_strings_the_whole_text_comes():
         (["012"], "123abcdefghi", 3, 9, [0, 1, 0, 0, 2]),  # begins in the prompt: no match
     ],
 )
-def test_stop_strings_cut_ids_log_probs_and_counts_alike(stop, text, steps, accepted, histogram):
+def test_case_17_stop_strings_cut_ids_log_probs_and_counts_alike(stop, text, steps, accepted, histogram):
     whole = one(decoder_of(), KNOWN)
     row = one(decoder_of(stop=tuple(stop)), KNOWN)
     count = len(text)
@@ -287,7 +287,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_decoded():
         next(complete(decoder_of(), prompts))
 
 
-def test_what_the_clock_sees():
+def test_case_67_what_the_clock_sees():
     """Readings of 1, 2, 3, ...: two around the warm-up, one before the prefill, one after each call, one at the end."""
     batch = next(
         complete(decoder_of(), prompts_of(KNOWN), on_text=lambda text: None, clock=itertools.count(1).__next__)

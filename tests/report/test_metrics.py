@@ -89,7 +89,7 @@ def test_plain_decoding_has_no_positions():
     assert metrics["acceptance_histogram"] == [0]
 
 
-def test_latency_is_per_token_and_steps_are_named_apart():
+def test_case_67_latency_is_per_token_and_steps_are_named_apart():
     timeline = Timeline(start=0.0, emissions=((0.050, 1), (0.070, 4), (0.090, 2), (0.110, 3)))
     metrics = latency_metrics([timeline], stepwise=True)
     assert metrics["ttft_s"] == pytest.approx(0.050)
@@ -98,7 +98,7 @@ def test_latency_is_per_token_and_steps_are_named_apart():
     assert metrics["e2e_latency_s"] == pytest.approx(0.110)
 
 
-def test_first_arrival_may_hold_several_tokens():
+def test_case_67_first_arrival_may_hold_several_tokens():
     metrics = latency_metrics([Timeline(start=10.0, emissions=((10.5, 4), (11.5, 4)))], stepwise=True)
     assert metrics["ttft_s"] == 0.5
     assert metrics["tpot_s"] == 1 / 7

@@ -147,7 +147,7 @@ def test_comparison_of_sampled_runs_says_what_is_promised(start):
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "early_exit"])
-def test_drafters_run_with_their_defaults(start, drafter, tmp_path):
+def test_case_69_drafters_run_with_their_defaults(start, drafter, tmp_path):
     run = start("--prompt", "abcab", "--drafter", drafter, "--pace", "always", output=tmp_path / "out")
     assert run.status == 0
     assert len(run.rows[0]["token_ids"]) == 12
@@ -320,7 +320,7 @@ def test_every_option_has_an_effect_to_test():
 
 
 @pytest.mark.parametrize("flag", OPTION_EFFECTS)
-def test_every_option_changes_what_is_asked_for(asked, model, draft_model, flag):
+def test_case_69_every_option_changes_what_is_asked_for(asked, model, draft_model, flag):
     needed, option, changed = OPTION_EFFECTS[flag]
     names = {"MODEL": model, "DRAFT": draft_model}
     base = ["--prompt", "ab", *(names.get(word, word) for word in needed)]
@@ -335,15 +335,18 @@ def test_prompts_from_a_file(asked, tmp_path):
     assert asked("--prompts", "prompts.txt")["prompts"] == [(0, (USER, 97)), (1, (USER, 98, 99))]
 
 
-def test_vocabulary_mismatch_is_refused_unless_allowed(start, asked, tmp_path):
-    other = write_model(tmp_path / "other")
+def test_case_43_vocabulary_mismatch_is_refused_unless_allowed(start, tmp_path):
+    """Allowed, it costs acceptance only: the greedy tokens are those of plain decoding."""
+    other = write_model(tmp_path / "other", seed=1, num_layers=1)
     tokenizer = other / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<user>", "<human>"))
     arguments = ["--prompt", "a", "--drafter", "model", "--draft-model", other]
-    run = start(*arguments)
-    assert run.status == 1
-    assert "--allow-vocabulary-mismatch" in run.err
-    assert asked(*arguments, "--allow-vocabulary-mismatch")["runs"]
+    refused, allowed = start(*arguments), start(*arguments, "--allow-vocabulary-mismatch", "--compare")
+    assert refused.status == 1
+    assert "--allow-vocabulary-mismatch" in refused.err
+    assert allowed.status == 0
+    assert "tokens: equal for 1 of 1 prompts\n" in allowed.err
+    assert float(summary_of(allowed)["num_draft_tokens"][0]) > 0
 
 
 def test_config_and_set(asked, tmp_path):

@@ -1,0 +1,70 @@
+"""Checks on your model that speculative decoding is lossless: distribution, tokens, bits. Exit status 1 if not."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import track
+
+from specjax.jobs.checks import Checks, parse_checks
+from specjax.jobs.consistency import compare_samples, compare_texts, judge, report
+from specjax.jobs.decoder import build_decoder
+from specjax.jobs.prompts import encode_prompts, read_prompts
+from specjax.jobs.runtime import configure
+from specjax.jobs.settings import Settings, record
+from specjax.report.levels import divergence_table, failures, level_table, pool_texts, verdict
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        settings, checks = parse_checks(sys.argv[1:] if arguments is None else arguments, description=__doc__)
+    except ValueError as error:
+        return fail(error, 2)
+    try:
+        return 0 if run(settings, checks) else 1
+    except (ValueError, OSError) as error:
+        return fail(error, 1)
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing was judged", file=sys.stderr)
+        return 130
+
+
+def run(settings: Settings, checks: Checks) -> bool:
+    configure(settings.dtype, cache=settings.compilation_cache)
+    print("settings:", json.dumps(record(settings) | dataclasses.asdict(checks)), file=sys.stderr)
+    prompts, decoder = read_prompts(settings.prompt, settings.prompts), build_decoder(settings)
+    prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
+    console, windows = Console(stderr=True), checks.windows
+    with open_output(settings.output) as file:
+        batches = compare_texts(decoder, prompts, windows, settings)
+        found = list(track(batches, "comparing texts", -(-len(prompts) // settings.batch_size), console=console))
+        samples = {}
+        if settings.sampling.temperature and checks.num_keys:
+            drawn = compare_samples(decoder, prompts[0], checks)
+            samples = dict(track(drawn, "drawing keys", len(windows), console=console))
+        texts = {window: pool_texts([batch[window] for batch in found]) for window in windows}
+        judgements = {window: judge(settings, texts[window], samples.get(window)) for window in windows}
+        if file is not None:
+            print(json.dumps(report(settings, checks, texts, judgements), ensure_ascii=False, indent=2), file=file)
+    console.print(level_table(judgements))
+    if settings.promises_equal_tokens and any(text.divergences for text in texts.values()):
+        console.print(divergence_table(texts))
+    print(verdict(judgements))
+    return not failures(judgements)
+
+
+def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    return contextlib.nullcontext() if path is None else Path(path).open("w", encoding="utf-8")
+
+
+def fail(error: Exception, status: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
