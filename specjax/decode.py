@@ -259,7 +259,8 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
 
     draft, draft_state = lax.cond((wanted > 0).any(), propose, decline, state.draft_state)
     length = jnp.clip(draft.length, 0, wanted)
-    length = jnp.where(pays(state.pace, length, draft.evidence, sizes), length, 0)
+    promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
+    length = jnp.where(pays(state.pace, promised, draft.evidence, sizes), length, 0)
     return dataclasses.replace(draft, length=length), draft_state
 
 

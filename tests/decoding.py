@@ -14,22 +14,10 @@ from reference import Noise
 from specjax import ModelDrafter, Transformer, decode, sampling_params
 from specjax.decode import DecodeConfig
 from specjax.sampling import Role
-from specjax.types import DecodeState, Draft, Drafter, FinishReason, ModelOutput, Pace, Params, SamplingParams, Verdict
-from specjax.verify import Block, ExactMatch, Greedy, Rejection
-
-
-def compiler_options(level: int) -> dict[str, Any]:
-    """Options that spare compile time, which is most of what these tests cost; the programs stay the same.
-
-    Where XLA can still do without fusion emitters, that halves it again.
-    """
-    options = {"xla_backend_optimization_level": level, "xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda x: x, compiler_options=options).lower(0).compile()
-    except jax.errors.JaxRuntimeError:
-        options.pop("xla_cpu_use_fusion_emitters")
-    return options
-
+from specjax.testing.compiling import compiler_options
+from specjax.testing.rows import EachRow, Limited
+from specjax.types import DecodeState, Draft, FinishReason, Pace, Params, SamplingParams
+from specjax.verify import ExactMatch, Greedy
 
 fast_jit = partial(jax.jit, compiler_options=compiler_options(0))
 """`jax.jit`, compiled in a hurry."""
@@ -47,62 +35,6 @@ def pad(prompts: list[list[int]], width: int, *, pad_id: int = 0) -> tuple[jax.A
     """Prompts `[B, width]` and their lengths; an empty prompt makes a padding row."""
     rows = [[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts]
     return jnp.array(rows, jnp.int32), jnp.array([len(prompt) for prompt in prompts], jnp.int32)
-
-
-# ---- Strategies that put several cases into the rows of one batch ----
-
-
-@dataclasses.dataclass(frozen=True)
-class EachRow:
-    """Row r is judged by rule r modulo their number. Rows are independent, so one program tests all the rules."""
-
-    rules: tuple[Any, ...] = (Greedy(), ExactMatch(), Rejection(), Block())
-
-    def draft_keys(self, keys: jax.Array, start: jax.Array, num_tokens: int) -> jax.Array:
-        """The keys of the row's own rule."""
-        return self._choose([rule.draft_keys(keys, start, num_tokens) for rule in self.rules])
-
-    def __call__(self, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
-        """The verdict of the row's own rule."""
-        verdicts = [rule(keys, start, draft, log_probs) for rule in self.rules]
-        return jax.tree.map(lambda *options: self._choose(options), *verdicts)
-
-    def _choose(self, options: Any) -> jax.Array:
-        chosen, mine = options[0], jnp.arange(len(options[0])) % len(self.rules)
-        for index, option in enumerate(options):
-            chosen = jnp.where((mine == index).reshape(-1, *[1] * (option.ndim - 1)), option, chosen)
-        return chosen
-
-
-@dataclasses.dataclass(frozen=True)
-class Limited:
-    """Another drafter whose row r proposes `Params.draft["limit"][r]` tokens at most: each row has a K of its own."""
-
-    drafter: Drafter
-
-    @property
-    def num_tokens(self) -> int:
-        """The widest window."""
-        return self.drafter.num_tokens
-
-    def init(self, params: Params, batch_size: int, capacity: int) -> Any:
-        """The other's."""
-        return self.drafter.init(_inner(params), batch_size, capacity)
-
-    def draft(
-        self, params: Params, keys: jax.Array, state: Any, context: Any, sampling: SamplingParams, cache: Any
-    ) -> tuple[Draft, Any]:
-        """The other's draft, cut."""
-        draft, state = self.drafter.draft(_inner(params), keys, state, context, sampling, cache)
-        return draft.replace(length=jnp.minimum(draft.length, params.draft["limit"])), state
-
-    def update(self, params: Params, state: Any, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> Any:
-        """The other's."""
-        return self.drafter.update(_inner(params), state, tokens, positions, output)
-
-
-def _inner(params: Params) -> Params:
-    return params.replace(draft=params.draft["draft"])
 
 
 # ---- Step by step ----
@@ -134,6 +66,13 @@ def proceed(
 ) -> DecodeState:
     """Some more steps, by default all there are, without a look at what lies between."""
     return decode_steps(params, state, sampling, jnp.int32(num_steps), config=config)
+
+
+@partial(fast_jit, static_argnames="config")
+def propose(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> Draft:
+    """What the drafter says in this state, with the keys of the verifier."""
+    keys = config.verifier.draft_keys(state.keys, state.context.length, config.drafter.num_tokens)
+    return config.drafter.draft(params, keys, state.draft_state, state.context, sampling, state.cache)[0]
 
 
 def play(
@@ -212,21 +151,32 @@ def play_scripts(
 
 # ---- One program for a target and a draft model that are both transformers ----
 
-SHORT = Transformer(tiny_config(max_positions=24, num_layers=1))
+SHORT = Transformer(tiny_config(max_positions=24))
 PAIR = DecodeConfig(
-    target=Transformer(tiny_config(max_positions=64)),
+    target=Transformer(tiny_config()),
     drafter=ModelDrafter(model=SHORT, num_tokens=5, vocab_size=61),
     verifier=Greedy(),
 )
-PAIR_PARAMS = Params(target=tiny_params(), draft=tiny_params(1, SHORT.config))
+PAIR_PARAMS = Params(target=tiny_params(), draft=tiny_params(1))
+SELF_PARAMS = Params(target=tiny_params(), draft=tiny_params())
+"""With the target's weights the draft model is always right."""
+PAIR_ROWS, LONG = 16, 200
 
 
-def play_pair(prompts: list[list[int]], max_tokens: list[int]) -> list[Any]:
-    """`play` for at most 4 prompts of at most 20 tokens, greedily, for up to 40 new tokens."""
-    spare = 4 - len(prompts)
-    sampling = sampling_params(4, max_tokens=[*max_tokens, *[0] * spare])
-    data = jax.random.key(0), *pad([*prompts, *[[]] * spare], 20), sampling
-    return play(PAIR_PARAMS, *data, config=PAIR, max_new_tokens=40)
+def pair_inputs(prompts: list[list[int]], **sampling: Any) -> tuple[jax.Array, jax.Array, jax.Array, SamplingParams]:
+    """Key, prompts, their lengths and parameters, for at most 16 prompts of at most 24 tokens and 200 new ones.
+
+    Values of `sampling` may be lists, one per prompt.
+    """
+    spare = PAIR_ROWS - len(prompts)
+    options = {name: [*x, *[x[-1]] * spare] if isinstance(x, list) else x for name, x in sampling.items()}
+    rows = sampling_params(PAIR_ROWS, **{"max_tokens": LONG} | options)
+    return jax.random.key(0), *pad([*prompts, *[[]] * spare], 24), rows
+
+
+def play_pair(params: Params, prompts: list[list[int]], **sampling: Any) -> list[Any]:
+    """`play` for the prompts of `pair_inputs`."""
+    return play(params, *pair_inputs(prompts, **sampling), config=PAIR, max_new_tokens=LONG)
 
 
 # ---- One program for long texts of a target that remembers all ----

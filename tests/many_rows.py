@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import reference
-from decoding import EachRow, Limited, begin, compiler_options, snapshot
+from decoding import EachRow, Limited, begin, compiler_options, proceed, snapshot
 from harness import Script, ScriptedDrafter, TableModel
 from reference import Sampling, g_test
 
@@ -26,12 +26,13 @@ from specjax import (
     decode,
     sampling_params,
 )
+from specjax.types import Pace
 
 V, K, NEW, B = 8, 4, 5, 24_000
 RULES = (Rejection(), Block(), ExactMatch())
 WINDOWS = (0, 1, 2, 4)
 LIMIT = np.array(WINDOWS)[np.arange(B) // 3 % 4]
-KEYS = jax.random.split(jax.random.key(2024), B)
+KEY = jax.random.key(2024)
 GROUPS = {f"rule {i}": np.arange(B) % 3 == i for i in range(3)} | {f"K = {k}": k == LIMIT for k in WINDOWS}
 TABLE = TableModel(vocab_size=V)
 MODEL = Limited(ModelDrafter(model=TABLE, num_tokens=K, vocab_size=V))
@@ -39,7 +40,7 @@ BY_MODEL = DecodeConfig(target=TABLE, drafter=MODEL, verifier=EachRow(RULES))
 BY_SCRIPT = DecodeConfig(target=TABLE, drafter=ScriptedDrafter(num_tokens=K), verifier=EachRow(RULES))
 
 steps = jax.jit(decode.decode_steps, static_argnames=("config",), compiler_options=compiler_options(1))
-"""So many rows make a little optimisation pay."""
+"""For programs that run often: so many rows make a little optimisation pay."""
 
 
 def table(laws: Any) -> jax.Array:
@@ -55,27 +56,46 @@ def kind_of(kinds: int) -> np.ndarray:
     return np.arange(B) // 12 % kinds
 
 
+def spread(few: SamplingParams, rows: np.ndarray) -> SamplingParams:
+    """Many rows: row r has the parameters of row `rows[r]` of the few."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), few)
+
+
 def rows_of(*kinds: dict[str, Any], **options: Any) -> SamplingParams:
     """Parameters of each kind of row; there is always a bias, for the sake of one program."""
-    kinds = kinds or ({},)
-    index, plain = kind_of(len(kinds)), Sampling()
+    kinds, plain = kinds or ({},), Sampling()
     names = sorted(set().union(*kinds) - {"logit_bias"})
-    columns = {
-        name: np.array([kind.get(name, getattr(plain, name)) for kind in kinds])[index].tolist() for name in names
-    }
-    bias = np.array([kind.get("logit_bias", [0.0] * V) for kind in kinds], np.float32)[index]
+    columns = {name: [kind.get(name, getattr(plain, name)) for kind in kinds] for name in names}
+    bias = jnp.asarray(np.array([kind.get("logit_bias", [0.0] * V) for kind in kinds], np.float32))
     options = {"temperature": 1.0, "max_tokens": NEW} | options
-    return sampling_params(B, **options | columns, logit_bias=jnp.asarray(bias))
+    return spread(sampling_params(len(kinds), **options | columns, logit_bias=bias), kind_of(len(kinds)))
+
+
+def alike(rows: int, **options: Any) -> SamplingParams:
+    """The same parameters for all rows; by default they sample `NEW` tokens."""
+    return spread(sampling_params(1, **{"temperature": 1.0, "max_tokens": NEW} | options), np.zeros(rows, int))
+
+
+def repeated(text: Sequence[int], rows: int) -> tuple[jax.Array, jax.Array]:
+    """One prompt `[rows, N]` for all rows, and its lengths."""
+    return jnp.asarray(np.tile(np.array(text, np.int32), (rows, 1))), jnp.asarray(np.full(rows, len(text), np.int32))
 
 
 def run(
-    config: DecodeConfig, params: Params, sampling: SamplingParams, *, prompt=(0, 1), lengths=None, pace=None
+    config: DecodeConfig,
+    params: Params,
+    sampling: SamplingParams,
+    *,
+    text: Sequence[int] = (0, 1),
+    silent: Any = False,
+    pace: Pace | None = None,
 ) -> Any:
-    """The state in which all rows have ended."""
-    tokens = jnp.broadcast_to(jnp.array(prompt, jnp.int32), (B, len(prompt)))
-    lengths = jnp.full(B, len(prompt)) if lengths is None else lengths
-    state = begin(params, KEYS, tokens, lengths, sampling, pace, config=config, max_new_tokens=NEW)
-    return snapshot(steps(params, state, sampling, config=config))
+    """The state in which all rows have ended; rows that are `silent` have no prompt and say nothing."""
+    prompt, length = repeated(text, len(sampling.temperature))
+    length = jnp.asarray(np.where(silent, 0, length))
+    state = begin(params, KEY, prompt, length, sampling, pace, config=config, max_new_tokens=NEW)
+    advance = steps if config in (BY_MODEL, BY_SCRIPT) else proceed
+    return snapshot(advance(params, state, sampling, config=config))
 
 
 def model_params(target: Any, draft: Any) -> Params:
@@ -90,11 +110,10 @@ def by_model(target: Any, draft: Any, *kinds: dict[str, Any], **options: Any) ->
 
 def by_script(target: Any, proposals: Any, *kinds: dict[str, Any]) -> Any:
     """Each window of a row of kind i proposes the i-th tokens, as many as the row's limit says."""
-    proposals = np.array([np.resize(tokens, K) for tokens in proposals], np.int32)
-    tokens = jnp.asarray(proposals[kind_of(len(proposals))])[:, None]
+    windows = np.array([np.resize(tokens, K) for tokens in proposals], np.int32)[kind_of(len(proposals))]
     script = Script(
-        tokens=jnp.broadcast_to(tokens, (B, 2 + NEW, K)),
-        length=jnp.broadcast_to(jnp.asarray(LIMIT)[:, None], (B, 2 + NEW)),
+        tokens=jnp.asarray(np.repeat(windows[:, None], 2 + NEW, axis=1)),
+        length=jnp.asarray(np.repeat(LIMIT[:, None], 2 + NEW, axis=1)),
     )
     return run(BY_SCRIPT, Params(target=table(target), draft=script), rows_of(*kinds))
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from goodness_of_fit import g_test as g_test
 from reference_transformer import forward as forward
 from reference_transformer import hidden_states as hidden_states
 from reference_transformer import inverse_frequencies as inverse_frequencies
 from reference_transformer import rope_magnitude as rope_magnitude
 from reference_transformer import softmax as softmax
+
+from specjax.testing.goodness_of_fit import g_test as g_test
 
 Law = Sequence[Any] | np.ndarray
 Model = Callable[[tuple[int, ...]], Law]

@@ -1,4 +1,4 @@
-"""Cases of group (c), batches, ragged lengths and padding, and case 40, vocabularies of unequal width.
+"""Cases of group (c), batches, ragged lengths and padding, with 40, vocabularies of unequal width, and 68.
 
 Each is one example of a kind.
 """
@@ -17,18 +17,22 @@ from decoding import (
     PAIR,
     PAIR_PARAMS,
     VOCAB,
+    EachRow,
     begin,
     fast_jit,
     outputs,
     pad,
+    pair_inputs,
     play,
     play_history,
     play_pair,
     play_scripts,
+    proceed,
+    propose,
     snapshot,
 )
 from harness import Script, ScriptedDrafter, TableModel, script_of, tiny_config, tiny_params
-from many_rows import steps
+from many_rows import repeated, spread
 from reference import Sampling, g_test
 
 from specjax import (
@@ -43,6 +47,7 @@ from specjax import (
     logit_bias,
     sampling_params,
 )
+from specjax.types import Draft
 
 # ---- 23: rows of ranges of their own ----
 
@@ -73,10 +78,14 @@ def ranges_script(rows: Sequence[int]) -> Script:
 
 @cache
 def ranges(rows: tuple[int, ...], temperature: float) -> Any:
-    params = Params(target=ranges_table(), draft=ranges_script(list(rows)))
+    return play_ranges(rows, ranges_script(list(rows)), temperature)
+
+
+def play_ranges(rows: Sequence[int], script: Script, temperature: float) -> Any:
+    params = Params(target=ranges_table(), draft=script)
     sampling = sampling_params(len(rows), temperature=temperature, max_tokens=12)
     prompts = [[EACH * row + 3, EACH * row] for row in rows]
-    keys = RANGE_KEYS[jnp.asarray(rows)]
+    keys = RANGE_KEYS[np.array(rows)]
     return play(params, keys, *pad(prompts, 3), sampling, config=BY_RANGE, max_new_tokens=12)[-1]
 
 
@@ -114,6 +123,31 @@ def assert_rows(found: Any, whole: Any, rows: list[int]) -> None:
             np.testing.assert_array_equal(one, all_rows[rows])
 
 
+# ---- 68: rows of different luck ----
+
+
+def lucky_script() -> Script:
+    """Windows of 4: row r has its first r tokens right in every one, the last two rows as many as comes."""
+    texts = np.array([[*[0] * 2, *text] for text in outputs(ranges(ALL, 0.0))])
+    right = script_of(jnp.asarray(np.pad(texts, ((0, 0), (0, 2)))), 4)
+    places = np.random.default_rng(1).integers(0, 5, right.length.shape)
+    places[:5] = np.arange(5)[:, None]
+    wrong = (np.asarray(right.tokens) + 1) % EACH + EACH * np.arange(RANGES)[:, None, None]
+    return right.replace(tokens=jnp.where(np.arange(4) < places[..., None], right.tokens, wrong))
+
+
+def test_case_68_each_row_goes_at_its_own_pace():
+    """A row of a right tokens a step takes ceil(12 / (a + 1)) steps, whatever its neighbours need; alone, the same."""
+    script = lucky_script()
+    together = play_ranges(ALL, script, 0.0)
+    assert outputs(together) == outputs(ranges(ALL, 0.0))
+    assert together.stats.steps[:5].tolist() == [12, 6, 4, 3, 3]
+    assert (np.count_nonzero(together.stats.histogram[5:], axis=1) > 1).all()
+    for row in ALL:
+        own = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], script)
+        assert_rows(play_ranges([row], own, 0.0), together, [row])
+
+
 # ---- 24: the drafter's cache, seen in what it proposes ----
 
 
@@ -133,13 +167,11 @@ def test_case_24_every_proposal_is_that_of_a_fresh_drafter():
     """Ragged rows over many steps: no key of a rejected token is ever attended to. Only acceptance would show it."""
     rng = np.random.default_rng(24)
     prompts = [rng.integers(0, 61, size).tolist() for size in (1, 6, 13, 20)]
-    states = play_pair(prompts, [9, 14, 12, 10])
-    draft = fast_jit(PAIR.drafter.draft)
-    sampling = sampling_params(4, max_tokens=20)
-    proposals = 0
+    states, proposals = play_pair(PAIR_PARAMS, prompts, max_tokens=[9, 14, 12, 10]), 0
+    *_, sampling = pair_inputs(prompts)
     for state in states[:-1]:
-        keys = PAIR.verifier.draft_keys(jax.random.split(jax.random.key(0), 4), jnp.asarray(state.context.length), 5)
-        proposed = draft(PAIR_PARAMS, keys, state.draft_state, state.context, sampling, state.cache)[0]
+        keyed = state.replace(keys=jax.random.wrap_key_data(state.keys))
+        proposed = propose(PAIR_PARAMS, keyed, sampling, config=PAIR)
         for row in np.flatnonzero(state.finish_reason == 0):
             text = tuple(state.context.tokens[row, : state.context.length[row]].tolist())
             assert proposed.tokens[row].tolist() == greedy_tokens("draft", text, 5)
@@ -188,6 +220,27 @@ def test_case_26_filler_inside_the_draft_is_never_accepted(filler, temperature):
     np.testing.assert_array_equal(final.context.tokens, right.context.tokens)
     for row in range(80):
         assert not final.stats.accepted_per_position[row, row // 4 % 5 :].any()
+
+
+def test_case_26_laws_behind_the_draft_have_no_effect():
+    """Not even NaN: the drafter owes nothing there."""
+    rng, rows = np.random.default_rng(3), 40
+    target, draft = (np.log(rng.dirichlet(np.ones(5), (rows, size))).astype(np.float32) for size in (4, 3))
+    tokens, lengths = rng.integers(0, 5, (rows, 3)), np.arange(rows) // 2 % 4
+    keys, start = jax.random.split(jax.random.key(26), rows), jnp.zeros(rows, jnp.int32)
+    judge = fast_jit(EachRow((Rejection(), Block())))
+
+    def verdict(junk: float) -> Any:
+        laws = np.where(np.arange(3)[:, None] < lengths[:, None, None], draft, np.float32(junk))
+        return judge(keys, start, Draft(tokens=tokens, length=jnp.asarray(lengths), log_probs=laws), target)
+
+    right = verdict(-np.log(5))
+    assert set(np.asarray(right.num_accepted).tolist()) == {0, 1, 2, 3}
+    for junk in (np.nan, np.inf, -np.inf):
+        found = verdict(junk)
+        np.testing.assert_array_equal(found.num_accepted, right.num_accepted)
+        for row, count in enumerate(right.num_accepted):
+            assert found.tokens[row, : count + 1].tolist() == right.tokens[row, : count + 1].tolist()
 
 
 def test_case_26_ended_and_padding_rows_are_frozen_for_sixty_steps():
@@ -263,8 +316,8 @@ def test_case_27_padding_moves_no_position_and_enters_no_count(padded, row):
 # ---- 40: vocabularies of unequal width ----
 
 REAL, NARROW, WIDE = 59, 61, 64
-PAIR_ROWS = 20_000
-FORBIDDEN = np.arange(PAIR_ROWS) % 2 == 1
+WIDTH_ROWS = 20_000
+FORBIDDEN = np.arange(WIDTH_ROWS) % 2 == 1
 """Rows that forbid the ids from 59 on, which no text has; the others let the target draw them."""
 
 
@@ -285,12 +338,11 @@ def width_setup(draft_width: int, target_width: int, verifier: Any) -> tuple[Dec
     )
     with np.errstate(divide="ignore"):
         tables = [jnp.asarray(np.log(width_laws(*x)), jnp.float32) for x in ((target_width, 1), (draft_width, 2))]
-    real = logit_bias(target_width, bad_ids=range(REAL, target_width))
-    bias = jnp.where(jnp.asarray(FORBIDDEN)[:, None], real, 0)
-    sampling = sampling_params(PAIR_ROWS, temperature=1.0, max_tokens=3, logit_bias=bias)
-    params = Params(target=tables[0], draft=tables[1])
-    prompt = jnp.full((PAIR_ROWS, 1), 5), jnp.ones(PAIR_ROWS, jnp.int32)
-    state = begin(params, jax.random.key(40), *prompt, sampling, config=config, max_new_tokens=3)
+    bias = jnp.stack([jnp.zeros(target_width), logit_bias(target_width, bad_ids=range(REAL, target_width))])
+    both = sampling_params(2, temperature=1.0, max_tokens=3, logit_bias=bias)
+    sampling, params = spread(both, FORBIDDEN.astype(int)), Params(target=tables[0], draft=tables[1])
+    prompts = repeated([5], WIDTH_ROWS)
+    state = begin(params, jax.random.key(40), *prompts, sampling, config=config, max_new_tokens=3)
     return config, params, sampling, state
 
 
@@ -300,17 +352,16 @@ def width_setup(draft_width: int, target_width: int, verifier: Any) -> tuple[Dec
 def test_case_40_vocabularies_of_unequal_width(draft_width, target_width, verifier):
     """Nothing beyond either vocabulary is proposed, q is 0 there, and the target keeps its law with all its ids."""
     config, params, sampling, state = width_setup(draft_width, target_width, verifier)
-    keys = Rejection().draft_keys(state.keys, state.context.length, 2)
-    draft = fast_jit(config.drafter.draft)(params, keys, state.draft_state, state.context, sampling, state.cache)[0]
+    draft = propose(params, state, sampling, config=config)
     probs, tokens = np.exp(np.asarray(draft.log_probs, np.float64)), np.asarray(draft.tokens)
-    assert probs.shape == (PAIR_ROWS, 2, target_width)
+    assert probs.shape == (WIDTH_ROWS, 2, target_width)
     assert (probs[:, :, min(draft_width, target_width) :] == 0).all()
     assert (probs[FORBIDDEN, :, REAL:] == 0).all()
     np.testing.assert_allclose(probs.sum(axis=-1), 1, atol=1e-6)
     assert tokens.max() == 60
     assert tokens[FORBIDDEN].max() == 58
 
-    output = snapshot(steps(params, state, sampling, config=config)).context.tokens[:, 1:4]
+    output = snapshot(proceed(params, state, sampling, config=config)).context.tokens[:, 1:4]
     for rows, allowed in ((FORBIDDEN, REAL), (~FORBIDDEN, target_width)):
         laws = width_laws(target_width, 1)[:, :allowed]
         laws = np.pad(laws / laws.sum(axis=1, keepdims=True), ((0, 0), (0, target_width - allowed)))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from decoding import PAIR, PAIR_PARAMS, PAIR_ROWS, SELF_PARAMS, Limited
 from harness import HistoryModel, history_params
 
 from specjax.decode import DecodeConfig
@@ -24,7 +25,7 @@ from specjax.verify import Greedy
 
 VOCAB, SALT = 11, history_params(7)
 HISTORY = HistoryModel(vocab_size=VOCAB)
-BATCH, NEW, COLUMNS = 9, 120, 160
+BATCH, NEW, COLUMNS, WINDOW = 25, 120, 160, 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,17 +40,17 @@ class FlawedModel(HistoryModel):
         return output.replace(logits=logits), cache
 
 
-def flawed(window):
-    drafter = ModelDrafter(model=FlawedModel(vocab_size=VOCAB), num_tokens=window, vocab_size=VOCAB)
-    return DecodeConfig(target=HISTORY, drafter=drafter, verifier=Greedy())
+MODEL = ModelDrafter(model=FlawedModel(vocab_size=VOCAB), num_tokens=WINDOW, vocab_size=VOCAB)
+FLAWED = DecodeConfig(target=HISTORY, drafter=Limited(MODEL), verifier=Greedy())
 
 
-def play(config, prompts, wrong, *, width=16, max_tokens=NEW):
+def play(prompts, wrong, windows, *, width=16, max_tokens=NEW):
     """All steps with every invariant asserted after each: among them that both caches hold the text but its last."""
-    params = Params(target=SALT, draft={"salt": SALT, "wrong": jnp.asarray(wrong)})
+    draft = {"draft": {"salt": SALT, "wrong": jnp.asarray(wrong)}, "limit": jnp.asarray(windows)}
     sampling = sampling_params(BATCH, max_tokens=max_tokens)
     prompt = decoding.pad(prompts, width)
-    return decoding.play(params, jax.random.key(0), *prompt, sampling, config=config, max_new_tokens=NEW)
+    params = Params(target=SALT, draft=draft)
+    return decoding.play(params, jax.random.key(0), *prompt, sampling, config=FLAWED, max_new_tokens=NEW)
 
 
 def continuation(prompt, count):
@@ -59,37 +60,26 @@ def continuation(prompt, count):
 # ---- Case 28 ----
 
 
-@pytest.mark.parametrize("window", [2, 5])
-def test_case_28_both_caches_follow_every_acceptance(window):
-    """Row a accepts exactly a = 0, 1, ..., K tokens a round, for 20 rounds and more; the last rows at random.
+def test_case_28_both_caches_follow_every_acceptance():
+    """Rows of K = 1..5 accept exactly a = 0, 1, ..., K tokens a round, for 20 rounds and more, or a random number.
 
     A draft cache one entry short, or with an entry too many, would give other proposals and other counts.
     """
-    prompts = [[1 + row] * (1 + row) for row in range(BATCH)]
-    wrong = np.random.default_rng(0).random((BATCH, COLUMNS)) < 0.3
-    for row in range(window + 1):
-        period, columns = row + 1, np.arange(COLUMNS)
-        wrong[row] = (columns - len(prompts[row])) % period == row if row < window else False
-    states = play(flawed(window), prompts, wrong)
-    assert decoding.outputs(states[-1]) == [continuation(prompt, NEW) for prompt in prompts]
-    for row in range(window + 1):
-        rounds = NEW // (row + 1)
-        assert states[-1].stats.histogram[row].tolist() == [rounds * (n == row) for n in range(window + 1)]
-        assert rounds >= 20
-    assert (states[-1].stats.histogram[window + 1 :] > 0).all()
-
-
-TINY = Transformer(harness.tiny_config())
-SELF = DecodeConfig(
-    target=TINY, drafter=ModelDrafter(model=TINY, num_tokens=4, vocab_size=TINY.vocab_size), verifier=Greedy()
-)
-LONG = 200
-
-
-def begin(config, params, prompts, new):
-    sampling = sampling_params(len(prompts), max_tokens=new)
-    prompt = decoding.pad(prompts, 24)
-    return decoding.begin(params, jax.random.key(0), *prompt, sampling, config=config, max_new_tokens=new), sampling
+    kinds = [(window, a) for window in range(1, WINDOW + 1) for a in (*range(window + 1), None)]
+    prompts = [[1 + row % 10] * (1 + row % 9) for row in range(BATCH)]
+    wrong, columns = np.random.default_rng(0).random((BATCH, COLUMNS)) < 0.3, np.arange(COLUMNS)
+    for row, (window, a) in enumerate(kinds):
+        if a is not None:
+            wrong[row] = (columns - len(prompts[row])) % (a + 1) == a if a < window else False
+    final = play(prompts, wrong, [window for window, _ in kinds])[-1]
+    assert decoding.outputs(final) == [continuation(prompt, NEW) for prompt in prompts]
+    for row, (window, a) in enumerate(kinds):
+        histogram = final.stats.histogram[row].tolist()
+        if a is None:
+            assert all(histogram[: window + 1])
+        else:
+            assert NEW // (a + 1) >= 20
+            assert histogram == [NEW // (a + 1) * (n == a) for n in range(WINDOW + 1)]
 
 
 def texts(count, length, seed=0):
@@ -98,11 +88,10 @@ def texts(count, length, seed=0):
 
 def test_case_28_a_self_drafter_is_right_for_200_tokens():
     """Nothing decays as the text grows: rotations, slots and trims of both caches agree at every length."""
-    params = Params(target=harness.tiny_params(), draft=harness.tiny_params())
-    state, sampling = begin(SELF, params, [text[: 2 + 7 * row] for row, text in enumerate(texts(4, 24))], LONG)
-    state = decoding.proceed(params, state, sampling, config=SELF)
-    assert state.stats.accepted.tolist() == state.stats.drafted.tolist() == [160] * 4
-    assert state.stats.steps.tolist() == [40] * 4
+    prompts = [text[: 1 + 3 * row // 2] for row, text in enumerate(texts(PAIR_ROWS, 24))]
+    final = decoding.play_pair(SELF_PARAMS, prompts)[-1]
+    assert final.stats.accepted.tolist() == final.stats.drafted.tolist() == [166] * PAIR_ROWS
+    assert final.stats.steps.tolist() == [34] * PAIR_ROWS
 
 
 # ---- Case 29 ----
@@ -133,15 +122,18 @@ def test_case_29_blocks_cross_the_window_at_every_offset(windows):
             offsets < kept[:, None], np.take_along_axis(text, columns, axis=1), junk.integers(0, 61, (5, 5))
         )
         output, cache = apply(params, tokens, np.where(done[:, None] < 36, columns, -1), cache)
+        logits = np.asarray(output.logits)
         for row, count in enumerate(kept):
             seen = right[row][done[row] : done[row] + count]
-            np.testing.assert_allclose(output.logits[row, :count], seen, atol=1e-4)
+            np.testing.assert_allclose(logits[row, :count], seen, atol=1e-4)
         done += kept
         kept = np.minimum(np.arange(1, 6), 36 - done)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) == size
 
 
 # ---- Case 31 ----
+
+TINY = PAIR.target
 
 
 @pytest.mark.parametrize("exit_layer", [1, 2])
@@ -150,15 +142,14 @@ def test_case_31_early_exit_shares_the_cache_and_leaves_it_alone(exit_layer):
 
     The drafter writes nothing, so what the target's cache holds of the text is what one whole forward puts there.
     """
-    params, prompts = (
-        Params(target=harness.tiny_params()),
-        [text[: 3 + 5 * row] for row, text in enumerate(texts(4, 24))],
-    )
+    params = Params(target=harness.tiny_params())
+    prompts = [text[: 3 + 5 * row] for row, text in enumerate(texts(4, 24))]
     drafter = EarlyExitDrafter(target=TINY, exit_layer=exit_layer, num_tokens=4)
     config = DecodeConfig(target=TINY, drafter=drafter, verifier=Greedy())
-    state, sampling = begin(config, params, prompts, 30)
+    sampling, prompt = sampling_params(4, max_tokens=30), decoding.pad(prompts, 24)
+    state = decoding.begin(params, jax.random.key(0), *prompt, sampling, config=config, max_new_tokens=30)
     state = decoding.proceed(params, state, sampling, 3, config=config)
-    spoilt = spoil(state)
+    spoilt = spoil(jax.tree.map(jnp.copy, state))
     final, other = (decoding.proceed(params, each, sampling, config=config) for each in (state, spoilt))
     assert decoding.outputs(final) == [greedy_text(prompt, 30) for prompt in prompts]
     assert decoding.outputs(other) == decoding.outputs(final)
@@ -174,9 +165,12 @@ def greedy_text(prompt, count):
 
 def spoil(state):
     """The state with huge numbers in every slot that stands for no committed token."""
-    stale = jnp.arange(state.cache.keys[0].shape[2]) >= state.cache.length[:, None]
-    cache = jax.tree.map(lambda x: jnp.where(stale[:, None, :, None], 1e4, x) if x.ndim == 4 else x + 0, state.cache)
-    return jax.tree.map(jnp.copy, state).replace(cache=cache)
+    stale = np.arange(state.cache.keys[0].shape[2]) >= np.asarray(state.cache.length)[:, None]
+
+    def spoilt(leaf):
+        return jnp.asarray(np.where(stale[:, None, :, None], np.float32(1e4), leaf) if leaf.ndim == 4 else leaf)
+
+    return jax.tree.map(jnp.copy, state).replace(cache=jax.tree.map(spoilt, state.cache))
 
 
 @decoding.fast_jit
@@ -188,7 +182,7 @@ def read_whole(params, tokens):
 def assert_cache_is_fresh(params, state):
     fresh = read_whole(params, state.context.tokens)
     known = np.arange(fresh.keys[0].shape[2]) < np.asarray(state.cache.length)[:, None]
-    assert (state.cache.length == state.context.length - 1).all()
+    assert state.cache.length.tolist() == (np.asarray(state.context.length) - 1).tolist()
     for old, new in zip(state.cache.keys + state.cache.values, fresh.keys + fresh.values, strict=True):
         np.testing.assert_allclose(
             np.moveaxis(np.asarray(old), 1, 2)[known], np.moveaxis(np.asarray(new), 1, 2)[known], atol=1e-4
@@ -203,62 +197,59 @@ def test_case_33_a_reused_state_drafts_like_a_cold_one():
 
     specjax has no prefix cache; this is what one would do. Caches of another prefix show at once.
     """
-    params = Params(target=harness.tiny_params(), draft=harness.tiny_params(1))
-    first = texts(4, 24)
+    first = texts(PAIR_ROWS, 24)
     second = [[*text[:16], (text[16] + 1) % 61] for text in first]
-    used, sampling = begin(SELF, params, first, LONG)
-    used = decoding.proceed(params, used, sampling, 20, config=SELF)
-    cold, _ = begin(SELF, params, second, LONG)
-    right = propose(params, cold, sampling)
-    warm = rolled_back(cold, used, jnp.arange(4))
-    proposal, other = (
-        propose(params, warm, sampling),
-        propose(params, rolled_back(cold, used, jnp.arange(4)[::-1]), sampling),
-    )
+    used, sampling = begin_pair(first)
+    used = decoding.proceed(PAIR_PARAMS, used, sampling, 20, config=PAIR)
+    cold, _ = begin_pair(second)
+    warm, swapped = (rolled_back(cold, used, order) for order in (slice(None), slice(None, None, -1)))
+    right, proposal, other = (decoding.propose(PAIR_PARAMS, x, sampling, config=PAIR) for x in (cold, warm, swapped))
     np.testing.assert_array_equal(proposal.tokens, right.tokens)
     np.testing.assert_allclose(np.exp(proposal.log_probs), np.exp(right.log_probs), atol=1e-6)
-    assert (other.tokens != right.tokens).any(axis=1).all()
-    assert_cache_is_fresh(params.target, warm)
-    ends = [decoding.proceed(params, state, sampling, config=SELF) for state in (warm, cold)]
+    assert (np.asarray(other.tokens) != right.tokens).any(axis=1).all()
+    assert_cache_is_fresh(PAIR_PARAMS.target, warm)
+    ends = [decoding.proceed(PAIR_PARAMS, state, sampling, config=PAIR) for state in (warm, cold)]
     assert decoding.outputs(ends[0]) == decoding.outputs(ends[1])
     jax.tree.map(np.testing.assert_array_equal, ends[0].stats, ends[1].stats)
+
+
+def begin_pair(prompts):
+    *inputs, sampling = decoding.pair_inputs(prompts, max_tokens=40)
+    state = decoding.begin(PAIR_PARAMS, *inputs, sampling, config=PAIR, max_new_tokens=decoding.LONG)
+    return state, sampling
 
 
 def rolled_back(cold, used, order):
     """The cold state with the caches of the used one, at the cold one's lengths."""
 
     def reuse(new, old):
-        return jax.tree.map(lambda leaf: leaf[order], old).replace(length=new.length)
+        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[order]), old).replace(length=new.length)
 
     copy = jax.tree.map(jnp.copy, cold)
     return copy.replace(cache=reuse(copy.cache, used.cache), draft_state=reuse(copy.draft_state, used.draft_state))
 
 
-@decoding.fast_jit
-def propose(params, state, sampling):
-    keys = SELF.verifier.draft_keys(state.keys, state.context.length, 4)
-    return SELF.drafter.draft(params, keys, state.draft_state, state.context, sampling, state.cache)[0]
-
-
 # ---- Case 34 ----
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_case_34_rows_end_at_every_edge_of_the_buffer(shift):
+def test_case_34_rows_end_at_every_edge_of_the_buffer():
     """Texts of 0..8 tokens and limits around the windows' ends, random acceptance: the same in a wider buffer.
 
     `play` asserts after each step that no slot outside a row's own window is written; here also that none behind its
     last window ever was, and that a row of no tokens stays empty.
     """
-    prompts = [[1 + row] * row for row in range(BATCH)]
-    limits = [NEW - shift * row for row in range(BATCH)]
+    prompts = [[1 + row % 10] * (row % 9) for row in range(2 * 9)]
+    limits = [NEW - row // 9 * (row % 9) for row in range(2 * 9)]
+    spare = [[]] * (BATCH - len(prompts))
     wrong = np.random.default_rng(3).random((BATCH, COLUMNS)) < 0.4
-    narrow, wide = (play(flawed(5), prompts, wrong, width=width, max_tokens=limits)[-1] for width in (16, 24))
-    right = [[], *(continuation(prompt, limit) for prompt, limit in zip(prompts[1:], limits[1:], strict=True))]
-    assert decoding.outputs(narrow) == decoding.outputs(wide) == right
+    options = {"windows": [WINDOW] * BATCH, "max_tokens": [*limits, *[0] * len(spare)]}
+    narrow, wide = (play([*prompts, *spare], wrong, width=width, **options)[-1] for width in (16, 24))
+    right = [continuation(prompt, limit) if prompt else [] for prompt, limit in zip(prompts, limits, strict=True)]
+    assert decoding.outputs(narrow) == decoding.outputs(wide) == [*right, *spare]
     jax.tree.map(np.testing.assert_array_equal, narrow.stats, wide.stats)
-    assert narrow.stats.steps[1:].min() > 30
+    some = np.array([bool(prompt) for prompt in [*prompts, *spare]])
+    assert narrow.stats.steps[some].min() > 30
     for state in (narrow, wide):
         written = state.cache.keys[0][:, 0, :, 0] >= 0
         assert not (written & (np.arange(written.shape[1]) >= state.limit[:, None])).any()
-        assert not written[0].any()
+        assert not written[~some].any()

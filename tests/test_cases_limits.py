@@ -1,6 +1,6 @@
 """Cases of group (b): EOS, stop ids, and limits of length; each is one example of a kind.
 
-Rows come in fours, one for each rule.
+Where rows come in fours there is one for each rule.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,9 @@ from decoding import (
     LENGTH,
     NEW,
     PAIR,
+    PAIR_PARAMS,
     SALT,
+    SELF_PARAMS,
     STOP,
     VOCAB,
     EachRow,
@@ -31,16 +33,13 @@ from decoding import (
 )
 from harness import (
     HistoryModel,
-    ScriptedDrafter,
     TableModel,
     script_of,
-    tiny_config,
-    tiny_params,
 )
 from reference import Sampling
 
 import specjax
-from specjax import DecodeConfig, Greedy, NGramDrafter, Params, Transformer, sampling_params
+from specjax import DecodeConfig, Greedy, NGramDrafter, Params, sampling_params
 from specjax.models.rope import rotations
 
 RULES = 4
@@ -52,39 +51,27 @@ def fours(items: Sequence[Any]) -> list[Any]:
 
 # ---- 14: EOS inside the window ----
 
-MODEL, WEIGHTS = Transformer(tiny_config()), tiny_params()
 PROMPT = (57, 3, 36)
-DEPTH = 4
-BY_TEXT = DecodeConfig(target=MODEL, drafter=ScriptedDrafter(num_tokens=DEPTH), verifier=EachRow())
+DEPTH = PAIR.drafter.num_tokens
+LAW = partial(reference.forward, PAIR_PARAMS.target, PAIR.target.config)
 
 
 @cache
 def long_text() -> list[int]:
     """24 tokens of the greedy run, by the reference."""
-    return reference.greedy_decode(partial(last_logits, WEIGHTS, MODEL.config), PROMPT, max_tokens=24)
-
-
-def last_logits(params: Any, config: Any, tokens: tuple[int, ...]) -> np.ndarray:
-    return reference.forward(params, config, tokens)[-1]
+    return reference.greedy_decode(lambda tokens: LAW(tokens)[-1], PROMPT, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
 def stopped_rows() -> tuple[list[tuple[int, list[int]]], list[Any]]:
-    """Rows that stop at index m of the greedy text, some with a second id that comes later or never; and a full one."""
+    """Rows that stop at index m of the greedy text, some with a second id that comes later or never; and a full one.
+
+    The draft model is the target, so whole windows are accepted. Stop ids under every rule: case 65.
+    """
     text = long_text()
-    stops = [(m, [text[m]]) for m in range(DEPTH + 3)]
-    stops += [(m, [text[m + 1], text[m]]) for m in range(DEPTH + 1)] + [(2, [text[2], unused(text)]), (23, [])]
-    rows = fours(stops)
-    tokens = jnp.asarray([[*PROMPT, *text]] * len(rows))
-    sampling = sampling_params(len(rows), max_tokens=24, stop_ids=[ids for _, ids in rows])
-    states = play(
-        Params(target=WEIGHTS, draft=script_of(tokens, DEPTH)),
-        jax.random.key(0),
-        *pad([list(PROMPT)] * len(rows), 8, pad_id=60),
-        sampling,
-        config=BY_TEXT,
-        max_new_tokens=24,
-    )
+    rows = [(m, [text[m]]) for m in range(DEPTH + 3)]
+    rows += [(m, [text[m + 1], text[m]]) for m in range(DEPTH + 1)] + [(2, [text[2], unused(text)]), (23, [])]
+    states = play_pair(SELF_PARAMS, [list(PROMPT)] * len(rows), max_tokens=24, stop_ids=[ids for _, ids in rows])
     return rows, states
 
 
@@ -100,14 +87,14 @@ def test_case_14_an_accepted_eos_ends_the_row(stopped_rows):
     assert final.finish_reason.tolist() == [STOP if ids else LENGTH for _, ids in rows]
     assert (final.stats.emitted == [m + 1 for m, _ in rows]).all()
     for row, (m, _) in enumerate(rows):
-        assert (final.context.tokens[row, 3 + m + 1 :] == BY_TEXT.pad_id).all()
+        assert (final.context.tokens[row, 3 + m + 1 :] == PAIR.pad_id).all()
 
 
 def test_case_14_other_rows_go_on_after_it(stopped_rows):
-    """The row without EOS takes five steps of five tokens, in which the others stay what they were."""
+    """The row without EOS takes four steps of six tokens, in which the others stay what they were."""
     rows, states = stopped_rows
-    assert len(states) == 6
-    ended = [row for row, (m, _) in enumerate(rows) if m < 5]
+    assert len(states) == 5
+    ended = [row for row, (m, _) in enumerate(rows) if m <= DEPTH]
     for state in states[1:]:
         assert [outputs(state)[row] for row in ended] == [outputs(states[-1])[row] for row in ended]
         assert (state.stats.steps[ended] == 1).all()
@@ -304,11 +291,10 @@ def test_case_22_nothing_is_drafted_where_nothing_matched():
 
 
 def test_case_19_a_draft_model_of_shorter_context_goes_on_beyond_it():
-    """Target for 64 positions, draft model for 24, 20 tokens of prompt and 40 new ones: the text is the target's."""
+    """Draft model for 24 positions, 20 tokens of prompt and 40 new ones: the text is the target's."""
     prompt = np.random.default_rng(0).integers(0, 61, 20).tolist()
-    final = play_pair([prompt], [40])[-1]
-    law = partial(last_logits, WEIGHTS, PAIR.target.config)
-    assert outputs(final)[0] == reference.greedy_decode(law, prompt, max_tokens=40)
+    final = play_pair(PAIR_PARAMS, [prompt], max_tokens=[40])[-1]
+    assert outputs(final)[0] == reference.greedy_decode(lambda tokens: LAW(tokens)[-1], prompt, max_tokens=40)
     assert all(np.isfinite(buffer).all() for buffer in final.draft_state.keys)
     assert final.stats.drafted[0] >= 5 * (final.stats.steps[0] - 5)  # it did not stand down
 

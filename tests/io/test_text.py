@@ -29,7 +29,7 @@ def run(tokenizer, pushes, stop=()):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
-def test_stop_string_inside_a_window_of_any_size(size):
+def test_case_17_stop_string_inside_a_window_of_any_size(size):
     ids = ids_of("xxabcdefgh")
     deltas, match = run(BYTES, [ids[i : i + size] for i in range(0, len(ids), size)], ["ab"])
     assert match == StopMatch(stop="ab", text="xx", num_ids=2)
@@ -37,7 +37,7 @@ def test_stop_string_inside_a_window_of_any_size(size):
     assert match == find_stop(BYTES, ids, ["ab"])
 
 
-def test_stop_string_split_over_two_windows():
+def test_case_17_stop_string_split_over_two_windows():
     stream = TextStream(BYTES, ["ab"])
     assert stream.push(ids_of("xxa")) == "xx"
     assert stream.match is None
@@ -47,7 +47,7 @@ def test_stop_string_split_over_two_windows():
     assert stream.match.num_ids == 2
 
 
-def test_stop_string_that_begins_in_the_prompt_does_not_match():
+def test_case_17_stop_string_that_begins_in_the_prompt_does_not_match():
     assert find_stop(BYTES, ids_of("bcd"), ["ab"]) is None
     assert find_stop(BYTES, ids_of("bcdab"), ["ab"]) == StopMatch(stop="ab", text="bcd", num_ids=3)
 

@@ -263,7 +263,7 @@ def of_size_40(*last, eos="<eos>"):
     return Tokenizer(backend=backend, special_tokens={"eos_token": eos}, eos_ids=(backend.token_to_id(eos),))
 
 
-def test_equal_content_in_another_layout(tmp_path):
+def test_case_43_equal_content_in_another_layout(tmp_path):
     first = load_tokenizer(write_gguf(tmp_path / "model.gguf", byte_level_metadata("ab", " é", pre="gpt-2")))
     second = byte_tokenizer("ab", " é")
     assert second.backend.to_str() != first.backend.to_str()
@@ -271,18 +271,18 @@ def test_equal_content_in_another_layout(tmp_path):
     check_same_vocabulary(second, first)
 
 
-def test_first_differing_piece_is_named():
+def test_case_43_first_differing_piece_is_named():
     message = r"got id 256 as \(b'ab', 'text'\) in the target and \(b'ac', 'text'\) in the draft"
     with pytest.raises(ValueError, match=message):
         check_same_vocabulary(byte_tokenizer("ab", "xy"), byte_tokenizer("ac", "zz"))
 
 
-def test_one_differing_piece_at_equal_size():
+def test_case_43_one_differing_piece_at_equal_size():
     with pytest.raises(ValueError, match=r"got id 40 as \(b'<one>', .* in the target and \(b'<two>', "):
         check_same_vocabulary(of_size_40("<one>"), of_size_40("<two>"))
 
 
-def test_differing_eos():
+def test_case_43_differing_eos():
     with pytest.raises(ValueError, match="to share their EOS id, got 38 and 39"):
         check_same_vocabulary(of_size_40(), of_size_40(eos="<end>"))
     with pytest.raises(ValueError, match="to share their EOS id, got 256 and None"):
@@ -297,7 +297,7 @@ def test_same_piece_special_in_one_only():
 
 
 @pytest.mark.parametrize("last", ["[PAD41]", "<unused0>", "<|reserved_special_token_7|>", "<|extra_3|>"])
-def test_padding_may_differ(last):
+def test_case_43_padding_may_differ(last):
     check_same_vocabulary(of_size_40(last), of_size_40())
     check_same_vocabulary(of_size_40(), of_size_40(last))
 
