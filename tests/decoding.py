@@ -151,9 +151,9 @@ def play_scripts(
 
 # ---- One program for a target and a draft model that are both transformers ----
 
-SHORT = Transformer(tiny_config(max_positions=24))
+TINY, SHORT = Transformer(tiny_config()), Transformer(tiny_config(max_positions=24))
 PAIR = DecodeConfig(
-    target=Transformer(tiny_config()),
+    target=TINY,
     drafter=ModelDrafter(model=SHORT, num_tokens=5, vocab_size=61),
     verifier=Greedy(),
 )

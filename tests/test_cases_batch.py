@@ -16,8 +16,9 @@ from decoding import (
     LENGTH,
     PAIR,
     PAIR_PARAMS,
+    SHORT,
+    TINY,
     VOCAB,
-    EachRow,
     begin,
     fast_jit,
     outputs,
@@ -31,7 +32,7 @@ from decoding import (
     propose,
     snapshot,
 )
-from harness import Script, ScriptedDrafter, TableModel, script_of, tiny_config, tiny_params
+from harness import Script, ScriptedDrafter, TableModel, script_of, tiny_params
 from many_rows import repeated, spread
 from reference import Sampling, g_test
 
@@ -43,10 +44,10 @@ from specjax import (
     NGramDrafter,
     Params,
     Rejection,
-    Transformer,
     logit_bias,
     sampling_params,
 )
+from specjax.testing.rows import EachRow
 from specjax.types import Draft
 
 # ---- 23: rows of ranges of their own ----
@@ -154,9 +155,8 @@ def test_case_68_each_row_goes_at_its_own_pace():
 @cache
 def greedy_tokens(which: str, text: tuple[int, ...], count: int) -> list[int]:
     """What a model says next, by the reference and without a cache."""
-    params, config = (
-        (PAIR_PARAMS.draft, PAIR.drafter.model.config) if which == "draft" else (PAIR_PARAMS.target, PAIR.target.config)
-    )
+    models = {"target": (PAIR_PARAMS.target, TINY.config), "draft": (PAIR_PARAMS.draft, SHORT.config)}
+    params, config = models[which]
     tokens = list(text)
     for _ in range(count):
         tokens.append(int(np.argmax(reference.forward(params, config, tokens)[-1])))
@@ -270,7 +270,7 @@ PENALTIES: list[dict[str, float]] = [
     {},
     {"presence_penalty": 0.5, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
 ]
-TINY, WEIGHTS = Transformer(tiny_config()), tiny_params()
+WEIGHTS = tiny_params()
 BY_NGRAM = DecodeConfig(
     target=TINY, drafter=NGramDrafter(num_tokens=3, prompt_lookup_max=3), verifier=Greedy(), pad_id=PAD, log_probs=True
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from decoding import PAIR, PAIR_PARAMS, PAIR_ROWS, SELF_PARAMS, Limited
+from decoding import PAIR, PAIR_PARAMS, PAIR_ROWS, SELF_PARAMS, TINY
 from harness import HistoryModel, history_params
 
 from specjax.decode import DecodeConfig
@@ -18,6 +18,7 @@ from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.models.transformer import Transformer
 from specjax.sampling import sampling_params
+from specjax.testing.rows import Limited
 from specjax.types import Params
 from specjax.verify import Greedy
 
@@ -133,8 +134,6 @@ def test_case_29_blocks_cross_the_window_at_every_offset(windows):
 
 # ---- Case 31 ----
 
-TINY = PAIR.target
-
 
 @pytest.mark.parametrize("exit_layer", [1, 2])
 def test_case_31_early_exit_shares_the_cache_and_leaves_it_alone(exit_layer):
@@ -214,8 +213,8 @@ def test_case_33_a_reused_state_drafts_like_a_cold_one():
 
 
 def begin_pair(prompts):
-    *inputs, sampling = decoding.pair_inputs(prompts, max_tokens=40)
-    state = decoding.begin(PAIR_PARAMS, *inputs, sampling, config=PAIR, max_new_tokens=decoding.LONG)
+    key, *prompt, sampling = decoding.pair_inputs(prompts, max_tokens=40)
+    state = decoding.begin(PAIR_PARAMS, key, *prompt, sampling, config=PAIR, max_new_tokens=decoding.LONG)
     return state, sampling
 
 

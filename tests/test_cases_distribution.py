@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from decoding import EachRow, Limited, begin, fast_jit, propose
+from decoding import begin, fast_jit, propose
 from harness import TableModel, tiny_config, tiny_params
 from many_rows import (
     BY_MODEL,
@@ -53,6 +53,7 @@ from specjax import (
 )
 from specjax.drafters import ngram
 from specjax.sampling import Role, categorical, window_keys
+from specjax.testing.rows import EachRow, Limited
 from specjax.types import Draft
 
 NGRAM = Limited(NGramDrafter(num_tokens=K, prompt_lookup_max=3))

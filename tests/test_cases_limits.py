@@ -19,10 +19,10 @@ from decoding import (
     PAIR_PARAMS,
     SALT,
     SELF_PARAMS,
+    SHORT,
     STOP,
+    TINY,
     VOCAB,
-    EachRow,
-    Limited,
     generate,
     outputs,
     pad,
@@ -41,6 +41,7 @@ from reference import Sampling
 import specjax
 from specjax import DecodeConfig, Greedy, NGramDrafter, Params, sampling_params
 from specjax.models.rope import rotations
+from specjax.testing.rows import EachRow, Limited
 
 RULES = 4
 
@@ -53,7 +54,7 @@ def fours(items: Sequence[Any]) -> list[Any]:
 
 PROMPT = (57, 3, 36)
 DEPTH = PAIR.drafter.num_tokens
-LAW = partial(reference.forward, PAIR_PARAMS.target, PAIR.target.config)
+LAW = partial(reference.forward, PAIR_PARAMS.target, TINY.config)
 
 
 @cache
@@ -301,7 +302,7 @@ def test_case_19_a_draft_model_of_shorter_context_goes_on_beyond_it():
 
 def test_case_19_rotations_beyond_the_context_differ():
     """A table would repeat its last entry there."""
-    config = PAIR.drafter.model.config
+    config = SHORT.config
     assert config.max_positions == 24
     cosines, sines = rotations(config.rope, config.head_dim, jnp.array([23, 24, 30, 31]))
     assert len(np.unique(np.concatenate([cosines, sines], axis=1), axis=0)) == 4

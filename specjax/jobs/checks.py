@@ -18,7 +18,7 @@ class Checks:
 
     windows: tuple[int, ...]
     """Each K."""
-    num_keys: int = 2048
+    num_keys: int = 1024
     """Rows of each sample of the distribution level; 0 leaves its tests out."""
     joint_tokens: int = 3
     """First tokens whose joint law is tested."""

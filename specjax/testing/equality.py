@@ -213,7 +213,7 @@ def _scripted(plain: Batch, oracle: Output) -> jax.Array:
     right = np.where(
         columns < length,
         np.pad(plain.prompt, ((0, 0), (0, NEW))),
-        np.take_along_axis(oracle.tokens, np.clip(columns - length, 0, NEW - 1), axis=1),
+        np.take_along_axis(np.asarray(oracle.tokens), np.clip(columns - length, 0, NEW - 1), axis=1),
     )
     noise = random.integers(0, 11, right.shape)
     mixed = np.where(random.random(right.shape) < 0.7, right, noise)
@@ -323,7 +323,7 @@ def check_resume(chosen: Subject) -> Iterator[Finding]:
     offsets = np.arange(decoder.max_new_tokens)
     columns = np.minimum(offsets + cut[:, None], decoder.max_new_tokens - 1)
     inside = offsets < (whole.length - cut)[:, None]
-    rest = np.where(inside, np.take_along_axis(whole.tokens, columns, axis=1), 0)
+    rest = np.where(inside, np.take_along_axis(np.asarray(whole.tokens), columns, axis=1), 0)
     expected = dataclasses.replace(whole, tokens=rest, length=whole.length - cut)
     rows = chosen.equal_rows & _blind_to_prompts(batch.sampling)
     wrong = differing(found, expected) & rows

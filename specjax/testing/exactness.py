@@ -22,7 +22,7 @@ RULES: Mapping[str, Verifier] = {
 }
 """The verifiers that ship."""
 
-TRANSFORMS: Mapping[str, Mapping[str, Any]] = {
+TRANSFORMS: Mapping[str, dict[str, Any]] = {
     "T = 1": {},
     "T = .7, top-p .9": {"temperature": 0.7, "top_p": 0.9},
     "top-k 2": {"top_k": 2},
@@ -43,7 +43,7 @@ DRAFTS: Mapping[str, Callable[..., Window]] = {
     "equal laws": lambda **options: sampled_window(pair(SIZE)[0], pair(SIZE)[0], **options),
     "short draft": lambda **options: sampled_window(*pair(SIZE), length=2, **options),
     "deterministic draft": lambda **options: fixed_windows(pair(SIZE)[0], **options),
-    "no draft": lambda **options: fixed_windows(pair(SIZE)[0], **options | {"num_tokens": 0}),
+    "no draft": lambda num_tokens, **options: fixed_windows(pair(SIZE)[0], num_tokens=0, **options),
 }
 """What can stand in a window."""
 

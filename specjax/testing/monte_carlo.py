@@ -265,10 +265,22 @@ def draw(chosen: Experiment, rows: int, key: jax.Array, generate: Callable[..., 
     groups, cells = row_groups(chosen)[0], chosen.source.target.vocab_size**TESTED
     counts, data = np.zeros((groups.max() + 1, cells), np.int32), inputs(chosen)
     shape = (chosen.source.target.vocab_size,) * TESTED
-    for index in range(-(-rows // CHUNK)):
-        tokens = np.asarray(generate(chosen.params, jax.random.fold_in(key, index), *data))
-        np.add.at(counts, (groups, np.ravel_multi_index(tuple(tokens[:, :TESTED].T), shape)), 1)
+    keys = [jax.random.fold_in(key, index) for index in range(-(-rows // CHUNK))]
+    for tokens in one_ahead(generate(chosen.params, own, *data) for own in keys):
+        first = tuple(np.asarray(tokens)[:, :TESTED].T)
+        np.add.at(counts, (groups, np.ravel_multi_index(first, shape)), 1)
     return counts
+
+
+def one_ahead(calls: Iterator[jax.Array]) -> Iterator[jax.Array]:
+    """The same, each after the next one has been dispatched: the device works while the host counts."""
+    last = None
+    for call in calls:
+        if last is not None:
+            yield last
+        last = call
+    if last is not None:
+        yield last
 
 
 def row_groups(chosen: Experiment) -> tuple[np.ndarray, list[tuple[str, int, str]]]:
@@ -319,23 +331,22 @@ def _limits(cases: Sequence[tuple[str, int, str]], rule: str, kind: str) -> dict
     return (limits | {"any K": own} if len(limits) > 1 else limits) if own else {}
 
 
-def check_distribution(rows: int, key: jax.Array) -> Iterator[Finding]:
+def check_distribution(rows: int, key: jax.Array, sizes: Sequence[int] = (8, 64)) -> Iterator[Finding]:
     """Every rule, drafter, kind of row and vocabulary; the main experiments (T = 1, whole windows) get most rows.
 
     Args:
       rows: of each rule in the main experiment at V = 8; `SHARES` says what the others get.
       key: typed key.
+      sizes: of the vocabularies, 8 or 64.
     """
-    for index, size in enumerate((8, 64)):
-        source, own = table_source(size), jax.random.fold_in(key, index)
-        main, many = sampled_draft(source, kinds=["T = 1"], limits=(WINDOW,)), int(rows * SHARES[f"main, V = {size}"])
+    for size in sizes:
+        keys, source = jax.random.split(jax.random.fold_in(key, size), 5), table_source(size)
+        main = sampled_draft(source, kinds=["T = 1"], limits=(WINDOW,))
         generate = generator(main.config)
-        yield from check_experiment(main, many, jax.random.fold_in(own, 0), generate)
-        chosen, few = sampled_draft(source), int(rows * SHARES["others"])
-        yield from check_experiment(chosen, few, jax.random.fold_in(own, 1), generate)
-        chosen = scripted_draft(source)
-        yield from check_experiment(chosen, few, jax.random.fold_in(own, 2), generator(chosen.config))
-        chosen, few = ngram_draft(source), int(rows * SHARES["ngram"])
-        yield from check_experiment(chosen, few, jax.random.fold_in(own, 3), generator(chosen.config))
-    chosen, few = early_exit_draft(transformer_source(8)), int(rows * SHARES["others"])
-    yield from check_experiment(chosen, few, jax.random.fold_in(key, 2), generator(chosen.config))
+        yield from check_experiment(main, int(rows * SHARES[f"main, V = {size}"]), keys[0], generate)
+        yield from check_experiment(sampled_draft(source), int(rows * SHARES["others"]), keys[1], generate)
+        others = [(scripted_draft(source), "others"), (ngram_draft(source), "ngram")]
+        if size == 8:
+            others.append((early_exit_draft(transformer_source(size)), "others"))
+        for own, (chosen, share) in zip(keys[2:], others, strict=False):
+            yield from check_experiment(chosen, int(rows * SHARES[share]), own, generator(chosen.config))

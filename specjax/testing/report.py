@@ -117,7 +117,7 @@ def record(findings: Sequence[Finding], caught: Sequence[Caught], **settings: An
         "environment": {
             "jax": jax.__version__,
             "devices": [device.device_kind for device in jax.devices()],
-            "prng": str(jax.config.jax_default_prng_impl),
+            "prng": str(jax.random.key_impl(jax.random.key(0))),
         },
         "findings": [dataclasses.asdict(item) | {"passed": item.passed} for item in findings],
         "mutations": [dataclasses.asdict(item) | {"passed": item.passed} for item in caught],

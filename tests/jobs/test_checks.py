@@ -15,7 +15,7 @@ def test_options_of_generate_mean_what_they_mean_there():
     arguments += ["--verifier", "block", "--batch-size", "4", "--output", "x.json", "--set", "sampling.top_k=7"]
     settings, checks = parse_checks(arguments)
     assert settings == dataclasses.replace(parse_options(arguments), pace="always")
-    assert checks == Checks(windows=(6,), num_keys=2048, joint_tokens=3)
+    assert checks == Checks(windows=(6,), num_keys=1024, joint_tokens=3)
 
 
 def test_several_windows_and_sizes():
