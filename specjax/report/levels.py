@@ -177,7 +177,7 @@ def judge_bits(text: TextCheck, *, dtype: str) -> Judgement:
     }
     summary = (
         f"{differences.size:,} places: all logits equal at {numbers['num_equal_places']:,}, beyond rounding at "
-        f"{numbers['num_beyond_rounding']:,}; largest {differences[worst]:.2g} (allowed {allowed[worst]:.2g})"
+        f"{numbers['num_beyond_rounding']:,}; worst {differences[worst]:.2g} of {allowed[worst]:.2g}"
     )
     return Judgement(level="bits", passed=bool(inside.all()), summary=summary, numbers=numbers)
 

@@ -127,7 +127,7 @@ def test_law_tests_look_at_every_length(source):
 
 def test_samples_too_small_for_a_law_leave_it_out(source):
     law = source.laws["T = 1"]
-    counts = np.random.default_rng(0).multinomial(60, law.ravel())
+    counts = np.random.default_rng(0).multinomial(150, law.ravel())
     assert list(law_tests(counts, law)) == ["first 1", "first 2"]
     assert suffices(5, np.eye(3)[1])
     assert not suffices(15, np.array([0.5, 0.5]))
