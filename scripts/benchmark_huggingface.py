@@ -28,6 +28,7 @@ from specjax.io.checkpoint import load_checkpoint
 from specjax.io.huggingface import to_state_dict
 from specjax.io.sources import resolve_model
 from specjax.io.tokenizer import load_tokenizer
+from specjax.models.params import join_projections
 
 GAP = 1e-3
 """Top-2 logit gap above which greedy tokens must be equal."""
@@ -179,9 +180,8 @@ def first_difference(left, right):
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def compare(args, checkpoint, tokenizer):
+def compare(args, hub, checkpoint, tokenizer):
     """Runs everything and returns one record per question, and the floors by prompt bucket."""
-    hub = HuggingFace(checkpoint, args.dtype)
     window = args.num_speculative_tokens
     drafter = specjax.NGramDrafter(num_tokens=window, prompt_lookup_max=args.prompt_lookup_max)
     plain = SpecJax(checkpoint, specjax.NoDrafter(), args.max_new_tokens)
@@ -230,9 +230,8 @@ def compare(args, checkpoint, tokenizer):
     return records, floors
 
 
-def compare_tokens(args, checkpoint, tokenizer):
+def compare_tokens(args, hub, checkpoint, tokenizer):
     """Speculative greedy tokens against those of transformers, for every question; nothing is timed."""
-    hub = HuggingFace(checkpoint, args.dtype)
     drafter = specjax.NGramDrafter(num_tokens=args.num_speculative_tokens, prompt_lookup_max=args.prompt_lookup_max)
     system, pace = SpecJax(checkpoint, drafter, args.max_new_tokens), specjax.make_pace(1, [1.0, 1.0])
     differences, tokens = [], 0
@@ -331,10 +330,12 @@ def main(argv=None):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = resolve_model(args.model)
     checkpoint = load_checkpoint(path, dtype=getattr(jnp, args.dtype))
+    hub = HuggingFace(checkpoint, args.dtype)
+    checkpoint = dataclasses.replace(checkpoint, params=join_projections(checkpoint.params))
     if args.tokens_only:
-        print(json.dumps(compare_tokens(args, checkpoint, load_tokenizer(path)), indent=1))
+        print(json.dumps(compare_tokens(args, hub, checkpoint, load_tokenizer(path)), indent=1))
         return
-    records, floors = compare(args, checkpoint, load_tokenizer(path))
+    records, floors = compare(args, hub, checkpoint, load_tokenizer(path))
     summary = summarize(records, floors)
     if args.output:
         Path(args.output).write_text(json.dumps({"summary": summary, "records": records}))

@@ -7,6 +7,7 @@ from typing import Any
 from specjax.io.checkpoint import load_checkpoint
 from specjax.io.sources import resolve_model
 from specjax.io.tokenizer import Tokenizer, load_tokenizer
+from specjax.models.params import join_projections
 from specjax.models.transformer import Transformer
 
 
@@ -16,7 +17,7 @@ class LoadedModel:
 
     model: Transformer
     params: Any
-    """Param pytree on the default device."""
+    """Param pytree on the default device, its projections joined."""
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
     """Ids that end a text, as the tokenizer and the checkpoint name them."""
@@ -38,7 +39,7 @@ def load_model(name: str, *, dtype: str) -> LoadedModel:
     tokenizer = load_tokenizer(checkpoint.source)
     return LoadedModel(
         model=Transformer(checkpoint.config),
-        params=checkpoint.params,
+        params=join_projections(checkpoint.params),
         tokenizer=tokenizer,
         eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *checkpoint.eos_ids))),
         source=checkpoint.source,

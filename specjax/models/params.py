@@ -1,5 +1,6 @@
 """The weights of a transformer: one declaration gives every tensor's place and shape."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -36,6 +37,33 @@ def param_shapes(config: TransformerConfig) -> dict[str, Any]:
         "norm": (hidden,),
     }
     return shapes if config.tied_embeddings else shapes | {"unembed": (config.vocab_size, hidden)}
+
+
+JOINED = ("q", "k", "v"), ("gate", "up")
+"""Projections that read the same input."""
+
+
+def join_projections(params: Any) -> Any:
+    """Lays out each layer's `JOINED` projections as one matrix ("q_k_v", "gate_up"), to be multiplied at once.
+
+    Fewer and larger products are faster (a plain float32 step of SmolLM2-135M on 2 cores by an eighth). The parts are
+    deleted layer by layer, so that memory never holds more than one layer twice.
+
+    Args:
+      params: a transformer's param pytree as loaded; its joined leaves must not be used afterwards.
+    """
+    return {**params, "layers": tuple(map(_join_layer, params["layers"]))}
+
+
+def _join_layer(layer: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    layer = dict(layer)
+    for names, suffix in itertools.product(JOINED, ("", "_bias")):
+        parts = [layer.pop(name + suffix) for name in names if name + suffix in layer]
+        if parts:
+            layer["_".join(names) + suffix] = jax.block_until_ready(jnp.concatenate(parts))
+        for part in parts:
+            part.delete()
+    return layer
 
 
 def is_shape(node: Any) -> bool:

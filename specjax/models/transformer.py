@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax import cache as kv
 from specjax.models.attention import attend
 from specjax.models.config import TransformerConfig
+from specjax.models.params import param_shapes
 from specjax.models.rope import rotate, rotations
 from specjax.types import KVCache, ModelOutput
 
@@ -95,13 +97,12 @@ def _run_layer(
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     normed = norm(x, layer["attention_norm"], config)
-    query = rotate(_heads(layer, "q", normed, config), *turns)
-    keys = rotate(_heads(layer, "k", normed, config), *turns).swapaxes(1, 2).astype(layer["k"].dtype)
-    values = _heads(layer, "v", normed, config).swapaxes(1, 2).astype(layer["v"].dtype)
-    x = x + _project(layer, "o", attend(query, (keys, values), cached, positions, window=window))
-    normed = norm(x, layer["mlp_norm"], config)
-    gate = _ACTIVATIONS[config.activation](_project(layer, "gate", normed))
-    return x + _project(layer, "down", gate * _project(layer, "up", normed)), (keys, values)
+    query, keys, values = (_heads(part, config) for part in _projections(layer, ("q", "k", "v"), normed, config))
+    query, keys = rotate(query, *turns), rotate(keys, *turns)
+    new = keys.swapaxes(1, 2).astype(layer["o"].dtype), values.swapaxes(1, 2).astype(layer["o"].dtype)
+    x = x + _project(layer, "o", attend(query, new, cached, positions, window=window))
+    gate, up = _projections(layer, ("gate", "up"), norm(x, layer["mlp_norm"], config), config)
+    return x + _project(layer, "down", _ACTIVATIONS[config.activation](gate) * up), new
 
 
 _layer = jax.jit(_run_layer, static_argnums=(5, 6))
@@ -144,6 +145,16 @@ def _project(layer: Any, name: str, x: jax.Array) -> jax.Array:
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
-def _heads(layer: Any, name: str, x: jax.Array, config: TransformerConfig) -> jax.Array:
-    """`[B, T, E]` -> `[B, T, heads, D]`."""
-    return _project(layer, name, x).reshape(*x.shape[:2], -1, config.head_dim)
+def _projections(layer: Any, names: tuple[str, ...], x: jax.Array, config: TransformerConfig) -> list[jax.Array]:
+    """The named projections of x, from one product where `join_projections` has laid them out as one."""
+    joined = "_".join(names)
+    if joined not in layer:
+        return [_project(layer, name, x) for name in names]
+    widths = param_shapes(config)["layers"][0]
+    ends = np.cumsum([widths[name][0] for name in names])
+    return jnp.split(_project(layer, joined, x), ends[:-1], axis=-1)
+
+
+def _heads(x: jax.Array, config: TransformerConfig) -> jax.Array:
+    """`[B, T, heads * D]` -> `[B, T, heads, D]`."""
+    return x.reshape(*x.shape[:2], -1, config.head_dim)

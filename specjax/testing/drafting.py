@@ -20,7 +20,9 @@ Data = tuple[Any, ...]
 """Prompts `[B, P]`, their lengths `[B]` and the rows' `SamplingParams`."""
 
 
-def check_drafts(name: str, config: DecodeConfig, params: Params, data: Data, rows: int, key: jax.Array) -> Iterator:
+def check_drafts(
+    name: str, config: DecodeConfig, params: Params, data: Data, rows: int, key: jax.Array
+) -> Iterator[Finding]:
     """Drafted tokens follow the laws that are reported with them, at each place of the window.
 
     A length that depends on a token's own draw, or a law saved before the last transform, shows here with fewer rows
@@ -68,9 +70,8 @@ def check_output(
     def texts(params: Params, key: jax.Array, *data: Any) -> tuple[jax.Array, jax.Array]:
         state = decode.prefill(params, key, *data, config=config, max_new_tokens=new)
         context = decode.decode_steps(params, state, data[-1], config=config).context
-        return _text_places(config, params, context, data[-1], _draws(key, (context.tokens.shape[0], new))), (
-            context.length - context.prompt_length
-        )
+        draws = _draws(key, (len(context.length), new))
+        return _text_places(config, params, context, data[-1], draws), context.length - context.prompt_length
 
     found, length = _collect(texts, params, data, rows, key)
     for index, rule in enumerate(rules):
@@ -116,14 +117,6 @@ def _uniform(check: str, name: str, found: np.ndarray, inside: np.ndarray) -> Fi
 
 _LEAST = 1000
 """Tokens that make a sample."""
-
-
-def prompt_rows(prompts: Sequence[Sequence[int]], batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """`batch_size` prompts `[B, P]` that take turns, and their lengths."""
-    chosen = [prompts[row % len(prompts)] for row in range(batch_size)]
-    width = max(map(len, chosen))
-    rows = [[*prompt, *[0] * (width - len(prompt))] for prompt in chosen]
-    return jnp.asarray(rows, jnp.int32), jnp.asarray([len(prompt) for prompt in chosen], jnp.int32)
 
 
 def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:

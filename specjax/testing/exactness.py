@@ -90,16 +90,17 @@ ACCEPTED: tuple[tuple[str, tuple[Model, Model], int, Mapping[type, Fraction]], .
 
 def check_acceptance(rules: Mapping[str, Verifier] = RULES) -> Iterator[Finding]:
     """E[accepted tokens] is that of the closed forms, and block verification never expects fewer than rejection."""
-    with jax.enable_x64(True):
-        for name, rule in rules.items():
+    limit = TOLERANCE["float64"]
+    for name, rule in rules.items():
+        with jax.enable_x64(True):
             errors = dict(_acceptance_errors(rule))
-            if errors:
-                worst = max(errors, key=errors.__getitem__)
-                yield report.error("acceptance", name, errors[worst], TOLERANCE["float64"], len(errors), worst)
-        if {"rejection", "block"} <= set(rules):
+        if errors:
+            worst = max(errors, key=errors.__getitem__)
+            yield report.error("acceptance", name, errors[worst], limit, len(errors), worst)
+    if {"rejection", "block"} <= set(rules):
+        with jax.enable_x64(True):
             lead = [_lead(rules, transform) for transform in TRANSFORMS]
-            case, limit = "block accepts no fewer than rejection", TOLERANCE["float64"]
-            yield report.error("acceptance", case, -min(lead), limit, len(lead))
+        yield report.error("acceptance", "block accepts no fewer than rejection", -min(lead), limit, len(lead))
 
 
 def _acceptance_errors(rule: Verifier) -> Iterator[tuple[str, float]]:

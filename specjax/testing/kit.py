@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from specjax import decode
+from specjax.compiled import pad_prompts
 from specjax.decode import DecodeConfig
 from specjax.sampling import sampling_params
 from specjax.testing import equality, monte_carlo
-from specjax.testing.drafting import check_drafts, check_output, checked_sampling, prompt_rows
+from specjax.testing.drafting import check_drafts, check_output, checked_sampling
 from specjax.testing.enumeration import enumerable
 from specjax.testing.equality import Batch, Decoder, Subject
 from specjax.testing.exactness import check_acceptance, check_joint_laws
@@ -48,7 +49,7 @@ def sections(rows: int, key: jax.Array) -> dict[str, Iterator[Finding]]:
     made = {
         "exact joint laws": itertools.chain(check_joint_laws(), check_joint_laws(dtype="float32"), check_acceptance()),
         "equal texts under equal keys": equality.check_equality(),
-        "laws of drafts": _check_honesty(rows // 8, jax.random.fold_in(key, 0)),
+        "laws of drafts": check_shipped_drafts(rows // 8, jax.random.fold_in(key, 0)),
         "laws of texts": monte_carlo.check_distribution(rows, jax.random.fold_in(key, 1)),
     }
     return {name: timed(findings) for name, findings in made.items()}
@@ -59,7 +60,8 @@ def run_checks(rows: int = ROWS, *, key: jax.Array) -> Iterator[Finding]:
     return itertools.chain.from_iterable(sections(rows, key).values())
 
 
-def _check_honesty(rows: int, key: jax.Array) -> Iterator[Finding]:
+def check_shipped_drafts(rows: int, key: jax.Array) -> Iterator[Finding]:
+    """`check_drafts` of the drafters that sample."""
     for index, chosen in enumerate([sampled_draft(table_source(8)), early_exit_draft(transformer_source(8))]):
         own = jax.random.fold_in(key, index)
         yield from check_drafts(chosen.name, chosen.config, chosen.params, inputs(chosen), rows, own)
@@ -84,7 +86,7 @@ def _probe_texts(check: Callable[[Subject], Iterator[Finding]]) -> Callable[[], 
 PROBES: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "enumeration": check_joint_laws,
     "acceptance": check_acceptance,
-    "drafts": lambda: _check_honesty(5 * CHUNK, jax.random.key(0)),
+    "drafts": lambda: check_shipped_drafts(5 * CHUNK, jax.random.key(0)),
     "distribution": _probe_distribution,
     "tokens": _probe_texts(equality.check_tokens),
     "rows": _probe_texts(equality.check_rows),
@@ -142,10 +144,8 @@ def _verifier_findings(verifier: Verifier, rows: int, key: jax.Array) -> Iterato
         yield from check_experiment(chosen, rows, jax.random.fold_in(key, 1), generate)
     chosen = scripted_draft(source, rules)
     yield from check_experiment(chosen, rows // 16, jax.random.fold_in(key, 2), generator(chosen.config))
-    with jax.default_matmul_precision("highest"):
-        texts = equality.subject("script", equality.history_target(), None, rules=rules)
-        yield from equality.check_tokens(texts)
-        yield from equality.check_rows(texts)
+    texts = equality.subject("script", equality.history_target(), None, rules=rules)
+    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows])
 
 
 def check_drafter(
@@ -182,8 +182,8 @@ def check_drafter(
     options = checked_sampling(sampling or {})
     verifier = EachRow(tuple(SAMPLING_RULES.values()))
     config = DecodeConfig(target=target, drafter=drafter, verifier=verifier)
-    rows_of_prompts = prompt_rows(prompts, batch_size)
-    return timed(_drafter_findings(config, params, rows_of_prompts, options, rows, key))
+    turns = pad_prompts([prompts[row % len(prompts)] for row in range(batch_size)])
+    return timed(_drafter_findings(config, params, turns, options, rows, key))
 
 
 def _drafter_findings(
@@ -209,6 +209,5 @@ def _drafter_findings(
     )
     with jax.default_matmul_precision("highest"):
         plain, decoder = Decoder(decode.without_speculation(config), new).run(batch), Decoder(config, new)
-        texts = Subject(name=name, config=config, batch=batch, plain=plain, rules=SAMPLING_RULES, decoder=decoder)
-        yield from equality.check_tokens(texts)
-        yield from equality.check_rows(texts)
+    texts = Subject(name=name, config=config, batch=batch, plain=plain, rules=SAMPLING_RULES, decoder=decoder)
+    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows])

@@ -230,9 +230,12 @@ def _suits(rule: Verifier, kind: str) -> bool:
 
 # ---- Drawing and testing ----
 
+Generate = Callable[..., jax.Array]
+"""`(params, key, prompt, prompt_length, sampling)` -> tokens `[B, NEW]`."""
 
-def generator(config: DecodeConfig) -> Callable[..., jax.Array]:
-    """`generate` compiled for a config: `(params, key, prompt, prompt_length, sampling)` -> tokens `[B, NEW]`."""
+
+def generator(config: DecodeConfig) -> Generate:
+    """`generate`, compiled for a config."""
     return compiled(lambda *data: decode.generate(*data, config=config, max_new_tokens=NEW).tokens, level=1)
 
 
@@ -260,27 +263,15 @@ def row_sampling(rows: Sequence[Mapping[str, Any]], **options: Any) -> SamplingP
     return sampling_params(len(rows), **columns, **options)
 
 
-def draw(chosen: Experiment, rows: int, key: jax.Array, generate: Callable[..., jax.Array]) -> np.ndarray:
+def draw(chosen: Experiment, rows: int, key: jax.Array, generate: Generate) -> np.ndarray:
     """Counts `[groups, V^TESTED]` of the first tokens of at least `rows` rows, by `row_groups`."""
     groups, cells = row_groups(chosen)[0], chosen.source.target.vocab_size**TESTED
     counts, data = np.zeros((groups.max() + 1, cells), np.int32), inputs(chosen)
     shape = (chosen.source.target.vocab_size,) * TESTED
-    keys = [jax.random.fold_in(key, index) for index in range(-(-rows // CHUNK))]
-    for tokens in one_ahead(generate(chosen.params, own, *data) for own in keys):
-        first = tuple(np.asarray(tokens)[:, :TESTED].T)
-        np.add.at(counts, (groups, np.ravel_multi_index(first, shape)), 1)
+    for index in range(-(-rows // CHUNK)):
+        tokens = np.asarray(generate(chosen.params, jax.random.fold_in(key, index), *data))
+        np.add.at(counts, (groups, np.ravel_multi_index(tuple(tokens[:, :TESTED].T), shape)), 1)
     return counts
-
-
-def one_ahead(calls: Iterator[jax.Array]) -> Iterator[jax.Array]:
-    """The same, each after the next one has been dispatched: the device works while the host counts."""
-    last = None
-    for call in calls:
-        if last is not None:
-            yield last
-        last = call
-    if last is not None:
-        yield last
 
 
 def row_groups(chosen: Experiment) -> tuple[np.ndarray, list[tuple[str, int, str]]]:
@@ -302,7 +293,7 @@ def law_tests(counts: np.ndarray, law: np.ndarray) -> dict[str, float]:
     return values
 
 
-def check_experiment(chosen: Experiment, rows: int, key: jax.Array, generate: Callable[..., jax.Array]) -> Iterator:
+def check_experiment(chosen: Experiment, rows: int, key: jax.Array, generate: Generate) -> Iterator[Finding]:
     """One finding for each rule: of all its kinds of rows, with each limit and with all.
 
     Args:

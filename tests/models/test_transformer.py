@@ -12,6 +12,7 @@ from decoding import fast_jit
 
 from specjax import cache as kv
 from specjax.models.config import RopeConfig, from_huggingface
+from specjax.models.params import join_projections
 from specjax.models.rope import rotations, static_frequencies
 from specjax.models.transformer import Transformer
 
@@ -272,3 +273,23 @@ def test_case_57_token_0_is_seen_as_far_as_the_window_reaches(window, layers, re
     other = np.concatenate([[(LONG[0] + 1) % 61], LONG[1:]])
     change = np.abs(last_logits(config, LONG) - last_logits(config, other)).max(axis=-1)
     assert (change > 0).nonzero()[0].tolist() == list(range(reach + 1))
+
+
+@pytest.mark.parametrize("name", ["plain", "biases-tied"])
+def test_joined_projections_are_the_same_model(name):
+    model, _, right = loaded(name)
+    config = CONFIGS[name]
+    params = join_projections(harness.tiny_params(1, config))
+    names = {leaf.removesuffix("_bias") for leaf in params["layers"][0]}
+    assert names == {"attention_norm", "q_k_v", "o", "mlp_norm", "gate_up", "down"}
+    logits, _ = read(model, params, TEXTS, [even(length, 7, 3) for length in LENGTHS], width=7)
+    for row, length in enumerate(LENGTHS):
+        assert_close(logits[row], right[row][:length])
+
+
+def test_joining_leaves_no_second_copy():
+    params = harness.tiny_params(1, CONFIGS["biases-tied"])
+    old = dict(params["layers"][0])
+    joined = join_projections(params)["layers"][0]
+    kept = {name for name, leaf in old.items() if not leaf.is_deleted()}
+    assert kept == {name for name in old if name in joined}

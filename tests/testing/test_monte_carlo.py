@@ -9,7 +9,7 @@ import pytest
 
 from specjax.testing import monte_carlo
 from specjax.testing.goodness_of_fit import suffices
-from specjax.testing.kit import ROWS, _check_honesty
+from specjax.testing.kit import ROWS, check_shipped_drafts
 from specjax.testing.monte_carlo import (
     CHUNK,
     KINDS,
@@ -41,7 +41,7 @@ def test_what_ships_keeps_the_law(size, cases):
 
 
 def test_drafters_that_ship_report_the_laws_they_draw_from():
-    findings = list(_check_honesty(200_000, jax.random.key(0)))
+    findings = list(check_shipped_drafts(200_000, jax.random.key(0)))
     assert len(findings) == 2
     assert [finding for finding in findings if not finding.passed] == []
 

@@ -16,11 +16,16 @@ from specjax.testing import (
     ScriptedDrafter,
     TableDrafter,
     TableModel,
+    exact,
+    fixed_windows,
     history_params,
     limited_params,
+    sampled_window,
     script_of,
 )
 from specjax.testing.equality import Batch, Decoder, differing
+from specjax.testing.laws import Model
+from specjax.verify import Block, Rejection
 
 B, WIDTH, NEW, K, V = 8, 10, 12, 4, 7
 """Two rows of each rule; the first of the four is greedy."""
@@ -93,6 +98,38 @@ def assert_sound(batch: Batch, found: specjax.Output) -> None:
         assert stopped == (found.finish_reason[row] == specjax.FinishReason.STOP)
         assert not set(text[:-1]) & set(stops[row].tolist())
         assert not stopped or count > batch.sampling.min_tokens[row]
+
+
+# ---- Any laws and windows, exactly ----
+
+
+def random_model(seed: int, size: int, concentration: float) -> Model:
+    """Another law after each text; small concentrations put nearly all mass on one token, and none on some."""
+
+    def law(text: list[int]) -> np.ndarray:
+        probs = np.random.default_rng([seed, *text]).dirichlet(np.full(size, concentration))
+        return np.where(probs < 1e-9, 0, probs)
+
+    def logits(texts) -> jax.Array:
+        laws = [[law(text[:end]) for end in range(len(text) + 1)] for text in np.asarray(texts).tolist()]
+        with np.errstate(divide="ignore"):
+            return jnp.asarray(np.log(laws))
+
+    return logits
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.sampled_from([(2, 3), (3, 2)]), st.integers(0, 3), st.integers(0, 999), st.sampled_from([0.02, 0.5, 5.0]))
+def test_any_laws_are_kept_exactly(shape, length, seed, concentration):
+    size, window = shape
+    with jax.enable_x64(True):
+        models = random_model(seed, size, concentration), random_model(seed + 1000, size, concentration)
+        options = {"vocab_size": size, "num_tokens": window}
+        soft = sampled_window(*models, **options, length=min(length, window))
+        for rule in (Rejection(), Block()):
+            assert exact(rule, soft).error < 1e-12
+            assert exact(rule, fixed_windows(models[0], **options)).error < 1e-12
+        assert exact(Block(), soft).accepted >= exact(Rejection(), soft).accepted - 1e-12
 
 
 # ---- JAX's own alarms ----
