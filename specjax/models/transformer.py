@@ -130,13 +130,13 @@ def _multiply_on_cpu(rows: jax.Array, weight: jax.Array) -> jax.Array:
 
     The barriers keep XLA from turning each form back into the slow one.
     """
-    count, width = rows.shape[0], weight.shape[0]
-    if count == 1 and weight.dtype == jnp.bfloat16:
+    count, small, narrow = rows.shape[0], weight.dtype == jnp.bfloat16, weight.shape[0] < 2**14
+    if count == 1 and small:
         rows = jnp.concatenate([rows, rows])
     rows = lax.optimization_barrier(rows)
-    if 1 < count <= 32 and width < 2**14 and weight.dtype == jnp.float32:
-        return lax.optimization_barrier(_multiply(weight, rows)).T
-    return _multiply(rows, weight)[:count]
+    if 1 < len(rows) <= 16 and (small or narrow):
+        return lax.optimization_barrier(_multiply(weight, rows)).T[:count]
+    return _multiply(rows, weight)
 
 
 def _project(layer: Any, name: str, x: jax.Array) -> jax.Array:
