@@ -21,7 +21,7 @@ from reference_transformer import inverse_frequencies as inverse_frequencies
 from reference_transformer import rope_magnitude as rope_magnitude
 from reference_transformer import softmax as softmax
 
-from specjax.testing.goodness_of_fit import g_test as g_test
+from specjax.report.goodness_of_fit import g_test as g_test
 
 Law = Sequence[Any] | np.ndarray
 Model = Callable[[tuple[int, ...]], Law]

@@ -16,7 +16,8 @@ from specjax.jobs.prompts import Prompt
 from specjax.jobs.replay import Deviation, replay, scores_at
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare
-from specjax.report.divergence import Divergence, GTest, explain, law_test, two_sample_test
+from specjax.report.divergence import Divergence, explain
+from specjax.report.goodness_of_fit import GTest, law_test, two_sample_test
 from specjax.report.levels import (
     Judgement,
     SampleCheck,

@@ -1,4 +1,4 @@
-"""Where two runs part, and whether rounding explains it: pure functions of counts, scores and logits.
+"""Where two runs part, and whether rounding explains it: pure functions of scores and logits.
 
 Every threshold here was fixed before anything was measured with it.
 """
@@ -7,80 +7,12 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.stats import chi2
 
-SIGNIFICANCE = 1e-4
-"""P-value below which a test of the law fails."""
-MIN_EXPECTED = 10.0
-"""Cells that expect fewer rows than this are pooled."""
 FLOAT32_GAP = 1e-4
 """Logits closer than this are a tie in float32."""
 BFLOAT16_STEPS = 2
 """Logits within so many steps from one bfloat16 number to the next are a tie in bfloat16."""
 SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GTest:
-    """A likelihood-ratio test."""
-
-    statistic: float
-    degrees: int
-    """Of freedom: pooled cells less one."""
-    p_value: float | None
-    """None: one cell is left after pooling, so there is nothing to test."""
-
-    @property
-    def passed(self) -> bool | None:
-        """Whether the law holds; None: nothing was tested."""
-        return None if self.p_value is None else self.p_value >= SIGNIFICANCE
-
-
-def two_sample_test(first: np.ndarray, second: np.ndarray) -> GTest:
-    """Do two samples come from one law?
-
-    Args:
-      first: `[N, T]` ids, T tokens of each of N rows.
-      second: `[M, T]` ids.
-    """
-    cells, index = np.unique(np.concatenate([first, second]), axis=0, return_inverse=True)
-    index = np.split(index.ravel(), [len(first)])
-    counts = np.stack([np.bincount(part, minlength=len(cells)) for part in index])
-    shares = counts.sum(axis=1, keepdims=True) / counts.sum()
-    return _g_test(counts, shares * counts.sum(axis=0))
-
-
-def law_test(tokens: np.ndarray, probs: np.ndarray) -> GTest:
-    """Does a sample come from this law? An id of probability 0 (or below 0) in the sample gives the p-value 0.
-
-    Args:
-      tokens: `[N]` ids.
-      probs: `[V]`.
-    """
-    law = probs / probs.sum(dtype=np.float64)
-    if (tokens < 0).any() or (law[tokens] == 0).any():
-        return GTest(statistic=math.inf, degrees=int((law > 0).sum()), p_value=0.0)
-    counts = np.bincount(tokens, minlength=len(law))[None]
-    return _g_test(counts[:, law > 0], (len(tokens) * law[None])[:, law > 0])
-
-
-def _g_test(counts: np.ndarray, expected: np.ndarray) -> GTest:
-    """Of S samples over C cells, `[S, C]` each."""
-    counts, expected = _pool(counts, expected)
-    seen, degrees = counts > 0, counts.shape[1] - 1
-    statistic = max(float(2 * np.sum(counts[seen] * np.log(counts[seen] / expected[seen]))), 0.0)
-    return GTest(statistic=statistic, degrees=degrees, p_value=float(chi2.sf(statistic, degrees)) if degrees else None)
-
-
-def _pool(counts: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Adds the cells that expect too few into one, with the next smallest where they still do."""
-    order = np.argsort(expected.min(axis=0), kind="stable")
-    counts, expected = counts[:, order], expected[:, order]
-    small = int((expected.min(axis=0) < MIN_EXPECTED).sum())
-    if 0 < small < counts.shape[1] and expected[:, :small].sum(axis=1).min() < MIN_EXPECTED:
-        small += 1
-    starts = np.array([0, *range(max(small, 1), counts.shape[1])])
-    return np.add.reduceat(counts, starts, axis=1), np.add.reduceat(expected, starts, axis=1)
 
 
 def rounding(dtype: str, magnitude: float) -> float:

@@ -8,7 +8,8 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from specjax.report.divergence import SIGNIFICANCE, Divergence, GTest, finite, step
+from specjax.report.divergence import Divergence, finite, step
+from specjax.report.goodness_of_fit import SIGNIFICANCE, GTest
 from specjax.report.table import show
 
 MEAN_VARIATION = {"float32": 1e-4, "bfloat16": 5e-2}

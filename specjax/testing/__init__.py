@@ -4,8 +4,8 @@
 kit on what ships. The pieces are public too: exact enumeration, the G-test, and models with known laws.
 """
 
+from specjax.report.goodness_of_fit import SIGNIFICANCE, combined, g_test, places, uniformity
 from specjax.testing.enumeration import CoinRule, Exact, Window, exact, fixed_windows, sampled_window, shared_noise
-from specjax.testing.goodness_of_fit import SIGNIFICANCE, combined, g_test, places, uniformity
 from specjax.testing.kit import check_drafter, check_verifier, run_checks, run_mutations
 from specjax.testing.laws import closed_form, context_free, continuation, reader, text_law
 from specjax.testing.models import (

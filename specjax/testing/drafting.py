@@ -9,10 +9,10 @@ import numpy as np
 
 from specjax import decode
 from specjax.decode import DecodeConfig
+from specjax.report.goodness_of_fit import combined, places, uniformity
 from specjax.sampling import law
 from specjax.testing import report
 from specjax.testing.compiling import compiled
-from specjax.testing.goodness_of_fit import combined, places, uniformity
 from specjax.testing.report import Finding
 from specjax.types import Params
 

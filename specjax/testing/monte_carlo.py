@@ -20,10 +20,10 @@ from specjax.drafters.ngram import NGramDrafter
 from specjax.models.config import TransformerConfig
 from specjax.models.params import init_params
 from specjax.models.transformer import Transformer
+from specjax.report.goodness_of_fit import combined, g_test, suffices
 from specjax.sampling import sampling_params
 from specjax.testing import report
 from specjax.testing.compiling import compiled
-from specjax.testing.goodness_of_fit import combined, g_test, suffices
 from specjax.testing.laws import continuation, reader, text_law
 from specjax.testing.models import ScriptedDrafter, TableModel, script_of
 from specjax.testing.report import Finding

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from rich.table import Table
 
-from specjax.testing.goodness_of_fit import SIGNIFICANCE
+from specjax.report.goodness_of_fit import SIGNIFICANCE
 
 
 class Measure(enum.StrEnum):

@@ -6,17 +6,14 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from specjax.report.divergence import (
     Divergence,
     Scores,
     explain,
     filter_edge,
-    law_test,
     rounding,
     step,
-    two_sample_test,
 )
 
 LAW = np.array([0.5, 0.25, 0.125, 0.125])
@@ -24,82 +21,6 @@ LAW = np.array([0.5, 0.25, 0.125, 0.125])
 
 def draw(law, rows, seed):
     return np.random.default_rng(seed).choice(len(law), rows, p=law)
-
-
-# ---- Tests of a law ----
-
-
-def test_two_samples_of_two_cells():
-    first, second = np.repeat([0, 1], [30, 70]), np.repeat([0, 1], [50, 50])
-    test = two_sample_test(first[:, None], second[:, None])
-    statistic = 2 * (30 * math.log(30 / 40) + 70 * math.log(70 / 60) + 50 * math.log(50 / 40) + 50 * math.log(50 / 60))
-    assert test.statistic == pytest.approx(statistic)
-    assert test.degrees == 1
-    table = [[30, 70], [50, 50]]
-    assert test.p_value == pytest.approx(
-        stats.chi2_contingency(table, correction=False, lambda_="log-likelihood").pvalue, rel=1e-9
-    )
-    assert test.passed
-
-
-def test_samples_may_differ_in_size():
-    first, second = np.repeat([0, 1], [30, 70]), np.repeat([0, 1], [600, 1400])
-    assert two_sample_test(first[:, None], second[:, None]).statistic == pytest.approx(0, abs=1e-9)
-
-
-def test_sample_against_its_law():
-    tokens = draw(LAW, 3000, seed=0)
-    test = law_test(tokens, np.append(LAW, 0))
-    assert test.degrees == 3
-    wanted = stats.power_divergence(np.bincount(tokens), 3000 * LAW, lambda_="log-likelihood")
-    assert (test.statistic, test.p_value) == pytest.approx((wanted.statistic, wanted.pvalue), rel=1e-9)
-
-
-@pytest.mark.parametrize("token", [4, -1])
-def test_what_the_law_excludes_is_never_drawn(token):
-    test = law_test(np.append(draw(LAW, 3000, seed=0), token), np.append(LAW, 0))
-    assert (test.p_value, test.passed) == (0.0, False)
-
-
-def test_p_values_of_equal_laws_are_spread_evenly():
-    pairs = [two_sample_test(draw(LAW, 400, 2 * i)[:, None], draw(LAW, 300, 2 * i + 1)[:, None]) for i in range(400)]
-    values = [pair.p_value for pair in pairs]
-    assert 0.15 < np.mean(np.array(values) < 0.25) < 0.35
-    assert 0.40 < np.mean(np.array(values) < 0.50) < 0.60
-    assert all(pair.passed for pair in pairs)
-
-
-def test_a_small_bias_is_seen():
-    biased = LAW + np.array([0.02, -0.02, 0, 0])
-    honest = [draw(LAW, 40_000, seed) for seed in (0, 1)]
-    assert two_sample_test(honest[0][:, None], honest[1][:, None]).passed
-    assert law_test(honest[0], LAW).passed
-    assert not two_sample_test(honest[0][:, None], draw(biased, 40_000, 2)[:, None]).passed
-    assert not law_test(draw(biased, 40_000, 2), LAW).passed
-
-
-def test_joint_tests_see_what_marginals_hide():
-    one, other = draw([0.5, 0.5], 4000, 0), draw([0.5, 0.5], 4000, 1)
-    independent, tied = np.stack([one, other], axis=1), np.stack([one, one], axis=1)
-    assert two_sample_test(independent[:, 1:], tied[:, 1:]).passed
-    assert not two_sample_test(independent, tied).passed
-
-
-def test_rare_cells_are_pooled():
-    common, rare = np.repeat([0, 1], 500), np.arange(100, 160)
-    test = two_sample_test(np.concatenate([common, rare[:30]])[:, None], np.concatenate([common, rare[30:]])[:, None])
-    assert test.degrees == 2
-    assert test.passed  # each rare id alone is in one sample only
-
-
-def test_a_pool_that_is_too_small_takes_in_the_next_cell():
-    tokens = np.concatenate([np.repeat([0, 1, 2], [500, 300, 100]), [3, 4, 5]])[:, None]
-    assert two_sample_test(tokens, tokens).degrees == 2
-
-
-def test_one_cell_tests_nothing():
-    test = two_sample_test(np.arange(8)[:, None], np.arange(8)[:, None])
-    assert (test.degrees, test.p_value, test.passed) == (0, None, None)
 
 
 # ---- What rounding explains ----

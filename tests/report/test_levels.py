@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.report.divergence import Divergence, GTest
+from specjax.report.divergence import Divergence
+from specjax.report.goodness_of_fit import GTest
 from specjax.report.levels import (
     SampleCheck,
     TextCheck,

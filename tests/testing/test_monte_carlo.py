@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.report.goodness_of_fit import suffices
 from specjax.testing import monte_carlo
-from specjax.testing.goodness_of_fit import suffices
 from specjax.testing.kit import ROWS, check_shipped_drafts
 from specjax.testing.monte_carlo import (
     CHUNK,
