@@ -1,4 +1,7 @@
-"""Completes prompts with lossless speculative decoding, and ends with how fast that was."""
+"""Completes prompts with lossless speculative decoding, and ends with how fast that was.
+
+With --input and --output-dir it is a batch job, which goes on after any crash: see docs/batch.md.
+"""
 
 import contextlib
 import json
@@ -12,12 +15,13 @@ from rich.progress import track
 
 from specjax.jobs.completion import Batch, complete
 from specjax.jobs.decoder import build_decoder, plain_decoder
+from specjax.jobs.job import run_job
 from specjax.jobs.options import parse_options
 from specjax.jobs.prompts import encode_prompts, read_prompts
 from specjax.jobs.runtime import configure
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare, comparison_text, completion_row, summarize
-from specjax.report.table import position_table, summary_table
+from specjax.report.table import job_table, position_table, summary_table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return fail(error, 2)
     try:
+        if settings.job.input is not None:
+            return batch(settings)
         run(settings, finished)
     except (ValueError, OSError) as error:
         return fail(error, 1)
@@ -61,6 +67,24 @@ def run(settings: Settings, finished: list[Batch]) -> None:
         console.print(position_table(runs["speculative"]))
     if settings.compare:
         print(comparison_text(compare(finished, plain), settings), file=sys.stderr)
+
+
+def batch(settings: Settings) -> int:
+    configure(settings.dtype, cache=settings.compilation_cache)
+    print("settings:", json.dumps(record(settings)), file=sys.stderr)
+    console = Console(stderr=True)
+    outcome = run_job(settings, console)
+    done = f"{outcome.done} of {outcome.total} rows are complete in {settings.job.output_dir}"
+    if outcome.signal is not None:
+        console.print(f"{outcome.signal}: {done}; the same command goes on from there", soft_wrap=True)
+    elif outcome.summary is None:
+        console.print(f"{done}; --merge joins them when all processes have ended", soft_wrap=True)
+    else:
+        console.print(job_table(outcome.summary))
+        if settings.per_position:
+            console.print(position_table(outcome.summary))
+        console.print(done, soft_wrap=True)
+    return 130 if outcome.signal == "SIGINT" else 0
 
 
 def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:

@@ -10,12 +10,15 @@ from jax.core import Tracer
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.pace import GRADES
+from specjax.slots import Slots
+from specjax.slots import insert as insert_rows
 from specjax.types import DecodeState, FinishReason, Output, Pace, Params, SamplingParams
 from specjax.verify import Greedy
 
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
 _decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
+_insert = jax.jit(insert_rows, static_argnames=("pad_id",), donate_argnames=("slots",))
 _output = jax.jit(decode.output, static_argnames=("max_new_tokens",))
 
 BUCKETS = tuple(step << power for power in range(3, 19) for step in (2, 3))
@@ -108,13 +111,35 @@ def autoregressive(
 
 
 def decode_steps(
-    params: Params, state: DecodeState, sampling: SamplingParams, num_steps: int = 2**31 - 1, *, config: DecodeConfig
+    params: Params,
+    state: DecodeState,
+    sampling: SamplingParams,
+    num_steps: int = 2**31 - 1,
+    least_running: int = 1,
+    *,
+    config: DecodeConfig,
 ) -> DecodeState:
-    """`decode.decode_steps`, jitted; one program serves every `num_steps`.
+    """`decode.decode_steps`, jitted; one program serves every `num_steps` and `least_running`.
 
     The state passed in is donated: its buffers live on in the one returned.
     """
-    return _decode_steps(params, state, sampling, jnp.int32(num_steps), config=config)
+    return _decode_steps(params, state, sampling, jnp.int32(num_steps), jnp.int32(least_running), config=config)
+
+
+def insert(slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
+    """`slots.insert`, jitted; one program serves every `slot`.
+
+    The slots passed in are donated, the rows are not.
+
+    Raises:
+      ValueError: rows that do not fit into the slots, in number or in length.
+    """
+    (most, width), (count, length) = (part.state.context.tokens.shape for part in (slots, rows))
+    if not 0 <= slot <= most - count or length > width:
+        raise ValueError(
+            f"expected at most {width} columns and rows within {most} slots, got {length} and {count} from slot {slot}"
+        )
+    return _insert(slots, rows, jnp.int32(slot), pad_id=config.pad_id)
 
 
 def stream(

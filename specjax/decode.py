@@ -148,9 +148,9 @@ def without_speculation(config: DecodeConfig) -> DecodeConfig:
     return dataclasses.replace(config, drafter=NoDrafter(), verifier=ExactMatch(), windows=None)
 
 
-def is_running(state: DecodeState) -> jax.Array:
-    """Whether any row has yet to finish."""
-    return (state.finish_reason == FinishReason.RUNNING).any()
+def num_running(state: DecodeState) -> jax.Array:
+    """How many rows have yet to finish."""
+    return (state.finish_reason == FinishReason.RUNNING).sum()
 
 
 def prefill(
@@ -213,13 +213,14 @@ def decode_steps(
     state: DecodeState,
     sampling: SamplingParams,
     num_steps: jax.Array | int = 2**31 - 1,
+    least_running: jax.Array | int = 1,
     *,
     config: DecodeConfig,
 ) -> DecodeState:
-    """Repeats `decode_step` until every row is done or `num_steps` (traced) steps have passed."""
+    """Repeats `decode_step` until fewer than `least_running` rows run or `num_steps` steps have passed, both traced."""
 
     def proceed(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
-        return (carry[0] < num_steps) & is_running(carry[1])
+        return (carry[0] < num_steps) & (num_running(carry[1]) >= least_running)
 
     def step(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
         return carry[0] + 1, decode_step(params, carry[1], sampling, config=config)

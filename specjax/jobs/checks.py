@@ -2,13 +2,16 @@
 
 import argparse
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 from specjax.jobs.options import OPTIONS, parse_options
 from specjax.jobs.settings import DraftModel, EarlyExit, NGram, NoDraft, Settings
 
-REFUSED = {"--compare": False, "--logprobs": False, "--per-position": False, "--stream": None, "--pace": None}
-"""Options of `generate.py` that would change nothing here, and what they are if nobody gives them."""
+REFUSED = frozenset({"--compare", "--logprobs", "--per-position", "--stream", "--pace"}) | {
+    flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")
+}
+"""Options of `generate.py` that would change nothing here."""
 _OWN_HELP = {"--output": "JSON file for the report"}
 
 
@@ -106,8 +109,9 @@ def _windows(text: str) -> tuple[int, ...]:
 
 def _check(settings: Settings) -> NGram | DraftModel | EarlyExit:
     """The drafter, if there is one and nothing was asked for that would be ignored."""
-    for flag, default in REFUSED.items():
-        if getattr(settings, OPTIONS[flag][0]) != default:
+    for flag in sorted(REFUSED):
+        value = operator.attrgetter(OPTIONS[flag][0])
+        if value(settings) != value(Settings()):
             raise ValueError(f"expected no {flag}, got one: it is for generate.py and would change nothing here")
     if isinstance(settings.drafter, NoDraft):
         raise ValueError("expected a drafter whose text is compared with plain decoding, got --drafter none")

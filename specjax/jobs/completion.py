@@ -2,9 +2,7 @@
 
 import dataclasses
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from operator import itemgetter
 
 import jax
@@ -14,6 +12,7 @@ import numpy as np
 from specjax.compiled import decode_steps, pad_prompts
 from specjax.io.text import TextStream
 from specjax.jobs.decoder import Decoder, Rows, begin
+from specjax.jobs.keys import row_keys
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.warmup import WarmUp, warm_up
 from specjax.report.metrics import Timeline, cut_stats, cut_timeline, no_stats
@@ -86,7 +85,7 @@ def complete(
             ready[width] = warm_up(decoder, rows, sampling, clock)
             compile_time = ready[width].compile_time_s
         warm, began = ready[width], clock()
-        texts = [_Text(decoder, prompt, began, on_text) for prompt in chunk]
+        texts = [RowText(decoder, prompt, began, on_text) for prompt in chunk]
         _decode(decoder, begin(decoder, rows, sampling, warm.pace), sampling, texts, stepwise, clock)
         yield Batch(
             completions=tuple(text.finish(stepwise) for text in texts),
@@ -110,9 +109,7 @@ def batch_rows(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int) -> 
     """A full batch; rows beyond the prompts have length 0. A row's key comes from the seed and its prompt's id."""
     missing = batch_size - len(prompts)
     tokens, length = pad_prompts([*(prompt.token_ids for prompt in prompts), *[(0,)] * missing])
-    names = [zlib.crc32(repr(prompt.id).encode()) for prompt in prompts] + [0] * missing
-    key = jax.random.key(decoder.sampling.seed)
-    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(names, jnp.uint32))
+    keys = row_keys(decoder.sampling.seed, [prompt.id for prompt in prompts] + [0] * missing)
     return keys, tokens, jnp.where(jnp.arange(batch_size) < len(prompts), length, 0)
 
 
@@ -120,7 +117,7 @@ def _decode(
     decoder: Decoder,
     state: DecodeState,
     sampling: SamplingParams,
-    texts: Sequence["_Text"],
+    texts: Sequence["RowText"],
     stepwise: bool,
     clock: Callable[[], float],
 ) -> None:
@@ -137,7 +134,7 @@ def _decode(
         num_steps, running = 1 if stepwise else _ALL_STEPS, (reasons == FinishReason.RUNNING).any()
 
 
-class _Text:
+class RowText:
     """What has come for one prompt so far."""
 
     def __init__(self, decoder: Decoder, prompt: Prompt, start: float, on_text: Callable[[str], None] | None) -> None:

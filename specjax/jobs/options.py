@@ -50,6 +50,14 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--stream": ("stream", "print text token by token (default: for single rows without --output)"),
     "--per-position": ("per_position", "show acceptance at each position of the window"),
     "--compilation-cache": ("compilation_cache", "keep compiled programs for the next start (default: on)"),
+    "--input": ("job.input", "JSONL file of rows to complete, resuming where an earlier run ended (see docs/batch.md)"),
+    "--output-dir": ("job.output_dir", "where --input's completions, summary and manifest go"),
+    "--on-error": ("job.on_error", "stop at a row that cannot be completed, or skip it"),
+    "--long-prompts": ("job.long_prompts", "refuse prompts that are too long, or truncate their beginning"),
+    "--max-prompt-tokens": ("job.max_prompt_tokens", "longest prompt of --input (default: what the target allows)"),
+    "--process-index": ("job.process_index", "which of the processes that share --input this is, from 0"),
+    "--process-count": ("job.process_count", "how many processes share --input"),
+    "--merge": ("job.merge", "join what all processes have completed, and end"),
 }
 """Path and help of each flag."""
 _FLAGS = {path: flag for flag, (path, _) in OPTIONS.items()}
@@ -74,8 +82,8 @@ def parse_options(arguments: Sequence[str], *, description: str | None = None) -
     config, pairs = given.pop("config"), dict(map(_pair, given.pop("set")))
     flags = {path: _as_text(value) for path, value in given.items() if value is not None}
     settings = with_changes(load_config(config) if config else Settings(), pairs | flags)
-    if not settings.prompt and settings.prompts is None:
-        raise ValueError("expected --prompt or --prompts, got neither")
+    if not settings.prompt and settings.prompts is None and settings.job.input is None:
+        raise ValueError("expected --prompt, --prompts or --input, got none")
     settings.sampling.rows(1, ())  # for its checks
     return settings
 

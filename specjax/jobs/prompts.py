@@ -43,6 +43,27 @@ def read_prompts(texts: Sequence[str] = (), path: str | Path | None = None) -> l
     return prompts
 
 
+def prompt_of(row: Any, default_id: int) -> Prompt:
+    """The prompt in a row of JSONL.
+
+    Args:
+      row: what the line holds: an object with a `prompt` or `messages` and an optional `id`; other keys are ignored.
+      default_id: the id of a row that names none.
+
+    Raises:
+      ValueError: no such object.
+    """
+    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
+        raise ValueError("expected an object with either 'prompt' or 'messages'")
+    name = row.get("id", default_id)
+    if type(name) not in (str, int):
+        raise ValueError(f"expected 'id' to be a string or an integer, got {name!r}")
+    kind, content = (str, row["prompt"]) if "prompt" in row else (list, row["messages"])
+    if not isinstance(content, kind):
+        raise ValueError(f"expected a prompt to be a string and messages to be a list, got {type(content).__name__}")
+    return Prompt(id=name, content=content)
+
+
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[Prompt], *, raw: bool = False) -> list[Prompt]:
     """Fills in the ids.
 
@@ -102,13 +123,4 @@ def _parse_text(line: str, default_id: int) -> Prompt:
 
 
 def _parse_row(line: str, default_id: int) -> Prompt:
-    row = json.loads(line)
-    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
-        raise ValueError("expected an object with either 'prompt' or 'messages'")
-    name = row.get("id", default_id)
-    if type(name) not in (str, int):
-        raise ValueError(f"expected 'id' to be a string or an integer, got {name!r}")
-    kind, content = (str, row["prompt"]) if "prompt" in row else (list, row["messages"])
-    if not isinstance(content, kind):
-        raise ValueError(f"expected a prompt to be a string and messages to be a list, got {type(content).__name__}")
-    return Prompt(id=name, content=content)
+    return prompt_of(json.loads(line), default_id)

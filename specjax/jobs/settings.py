@@ -148,6 +148,39 @@ class Sampling:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A batch job: the rows of a file, each completed once, whatever happens in between. See `run_job`."""
+
+    input: str | None = None
+    """JSONL file of rows. See `read_rows`."""
+    output_dir: str | None = None
+    on_error: Literal["stop", "skip"] = "stop"
+    """What a line that is no row, or a row that cannot be completed, does to the job."""
+    long_prompts: Literal["refuse", "truncate"] = "refuse"
+    """Whether a prompt that is too long is an error or loses its beginning."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt; None: what the target has positions for, less the new tokens."""
+    process_index: int = 0
+    process_count: int = 1
+    """Processes that share the rows: each takes every so manyth line."""
+    merge: bool = False
+    """Only joins the parts of all processes."""
+
+    def __post_init__(self) -> None:
+        if (self.input is None) != (self.output_dir is None):
+            raise ValueError("expected --input and --output-dir together, got one of them")
+        for field in dataclasses.fields(self):
+            if self.input is None and getattr(self, field.name) != field.default:
+                raise ValueError(f"expected --input with --{field.name.replace('_', '-')}, got none")
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(
+                f"expected --process-index in 0..{self.process_count - 1} (--process-count), got {self.process_index}"
+            )
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"expected --max-prompt-tokens of at least 1, got {self.max_prompt_tokens}")
+
+
 Drafting = NGram | DraftModel | EarlyExit | NoDraft
 DRAFTERS = {"ngram": NGram, "model": DraftModel, "early_exit": EarlyExit, "none": NoDraft}
 VERIFIERS = {"rejection": Rejection, "block": Block, "exact_match": ExactMatch, "greedy": Greedy}
@@ -187,15 +220,18 @@ class Settings:
     """The summary shows acceptance at each position of the window."""
     compilation_cache: bool = True
     """Compiled programs are kept on disk for the next start."""
+    job: Job = dataclasses.field(default_factory=Job)
 
     def __post_init__(self) -> None:
         self._check_decoding()
         self._check_files()
+        self._check_job()
 
     @property
     def streams(self) -> bool:
         """Whether text appears token by token: by default for single rows that do not go to a file."""
-        return self.batch_size == 1 and self.output is None if self.stream is None else self.stream
+        alone = self.batch_size == 1 and self.output is None and self.job.input is None
+        return alone if self.stream is None else self.stream
 
     @property
     def promises_equal_tokens(self) -> bool:
@@ -234,6 +270,18 @@ class Settings:
         if self.output and self.prompts and Path(self.output).resolve() == Path(self.prompts).resolve():
             raise ValueError(f"expected --output and --prompts to be two files, got {self.output} for both")
 
+    def _check_job(self) -> None:
+        idle = {
+            "--prompt": self.prompt,
+            "--prompts": self.prompts,
+            "--output": self.output,
+            "--compare": self.compare,
+            "--stream": self.stream,
+        }
+        for name, wanted in idle.items():
+            if wanted and self.job.input is not None:
+                raise ValueError(f"expected --input without {name}, got both")
+
 
 def record(settings: Settings) -> dict[str, Any]:
     """The settings as they take effect, for JSON: strategies under their names."""
@@ -245,6 +293,7 @@ def record(settings: Settings) -> dict[str, Any]:
         "pace": settings.effective_pace,
         "sampling": dataclasses.asdict(settings.sampling),
         "stream": settings.streams,
+        "job": dataclasses.asdict(settings.job),
     }
 
 

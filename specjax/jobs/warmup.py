@@ -47,14 +47,21 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     compile_time = clock() - began
     if pace is None:
         return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
-    times = _time_steps(decoder, state, sampling, clock)
+    times = time_steps(decoder, state, sampling, clock)
     return WarmUp(compile_time_s=compile_time, step_times_s=times, pace=make_pace(len(length), jnp.asarray(times)))
 
 
-def _time_steps(
+def time_steps(
     decoder: Decoder, state: DecodeState, sampling: SamplingParams, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """The fastest of a few steps each: with room for one token, which leaves none to draft, and with room for all."""
+    """The fastest of a few steps each: with room for one token, which leaves none to draft, and with room for all.
+
+    Args:
+      decoder: what runs.
+      state: a batch of the shape in question; it is donated, and its text does not matter.
+      sampling: the batch's parameters.
+      clock: seconds.
+    """
     times: dict[int, list[float]] = {1: [], decoder.config.drafter.num_tokens + 1: []}
     for _ in range(_REPEATS):
         for room, seen in times.items():

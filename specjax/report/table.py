@@ -41,6 +41,16 @@ def summary_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def job_table(summary: Mapping[str, Any]) -> Table:
+    """The single numbers of a batch job's summary, one a line."""
+    table = Table("metric", show_header=False)
+    table.add_column(justify="right")
+    for metric, value in summary.items():
+        if value is None or isinstance(value, int | float):
+            table.add_row(metric, show(value))
+    return table
+
+
 def position_table(metrics: Mapping[str, Any]) -> Table:
     """Acceptance at each position of the window, both rates labelled, and how many steps accepted exactly so many.
 

@@ -1,0 +1,122 @@
+"""What a job has to do and what it has done: the rows of its input against the records of its parts."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.jobs.parts import Place, read_records
+from specjax.jobs.rows import Fault, Row, read_rows
+from specjax.jobs.settings import Settings
+from specjax.verify import ExactMatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Every row of the input, in its order, without its text."""
+
+    rows: Mapping[str | int, tuple[int, str]]
+    """Line and digest by id."""
+    faults: tuple[Fault, ...]
+    """Lines that are no rows."""
+    samples: bool
+    """Whether any row has a temperature above 0."""
+
+    def holds(self, row: Row) -> bool:
+        """Whether this is the row of its id, and not a later one of the same id."""
+        return self.rows.get(row.prompt.id, (0,))[0] == row.line
+
+
+@dataclasses.dataclass(kw_only=True)
+class Ledger:
+    """What is in the parts."""
+
+    places: dict[str | int, Place]
+    """Of completed rows."""
+    errors: dict[str | int, dict[str, Any]]
+    """Records of rows that could not be completed."""
+    runs: int
+    """Starts of this process that have written anything."""
+
+
+def take_inventory(settings: Settings) -> Inventory:
+    """Reads the whole input once, so that nothing is decoded if a line is wrong.
+
+    Raises:
+      ValueError: nothing in it; or, unless such lines are to be skipped, a line that is no row or repeats an id.
+      OSError: the file cannot be read.
+    """
+    path, rows, faults, samples = str(settings.job.input), {}, [], False
+    for row in read_rows(path, settings):
+        if isinstance(row, Row) and row.prompt.id in rows:
+            error = f"expected an id of its own, got {row.prompt.id!r} again (line {rows[row.prompt.id][0]} has it)"
+            row = Fault(line=row.line, error=error)
+        if isinstance(row, Fault):
+            faults.append(refuse(row, settings))
+        else:
+            rows[row.prompt.id] = row.line, row.digest
+            samples |= row.sampling.temperature > 0
+    if not rows:
+        raise ValueError(f"expected at least one row in {path}, got none")
+    return Inventory(rows=rows, faults=tuple(faults), samples=samples)
+
+
+def refuse(fault: Fault, settings: Settings) -> Fault:
+    """The fault, if such are to be skipped.
+
+    Raises:
+      ValueError: they stop the job.
+    """
+    if settings.job.on_error == "stop":
+        raise ValueError(f"{settings.job.input}, line {fault.line}: {fault.error} (--on-error skip goes on without it)")
+    return fault
+
+
+def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Ledger:
+    """Reads all parts.
+
+    Raises:
+      ValueError: a part that is damaged, or a record of a row that the input does not hold like that any more.
+    """
+    ledger = Ledger(places={}, errors={}, runs=0)
+    for place, record in read_records(directory):
+        name = record["id"]
+        _check_known(name, place, inventory)
+        if record["process"] == process_index:
+            ledger.runs = max(ledger.runs, record["run"] + 1)
+        if "error" in record:
+            ledger.errors[name] = record
+        else:
+            ledger.places.setdefault(name, place)
+    ledger.errors = {name: record for name, record in ledger.errors.items() if name not in ledger.places}
+    return ledger
+
+
+def _check_known(name: str | int, place: Place, inventory: Inventory) -> None:
+    if name not in inventory.rows:
+        raise ValueError(
+            f"expected every row of {place.path} in the input, got none with id {name!r} there: put it back, or choose "
+            "another --output-dir"
+        )
+    if inventory.rows[name][1] != place.digest:
+        raise ValueError(
+            f"expected id {name!r} to be the row that {place.path} has completed, got another prompt or parameters: "
+            "give rows an 'id' (without one it is their place in the file), or choose another --output-dir"
+        )
+
+
+def settle_pace(settings: Settings, inventory: Inventory) -> Settings:
+    """The settings with a pace on which no token depends.
+
+    Raises:
+      ValueError: rows are sampled and paced by the clock, and the verifier lets that show.
+    """
+    shows = inventory.samples and not isinstance(settings.verifier, ExactMatch)
+    if not shows or settings.effective_pace == "always":
+        return settings
+    if settings.pace == "measured":
+        raise ValueError(
+            "expected --pace always or --verifier exact_match for rows that are sampled, got --pace measured: their "
+            "tokens would depend on this machine's speed, and a resumed job would not repeat them"
+        )
+    return dataclasses.replace(settings, pace="always")

@@ -1,0 +1,117 @@
+"""What a job ends with: `completions.jsonl` in the order of the input, and `summary.json`, both from the parts."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.jobs.completion import Completion
+from specjax.jobs.parts import Place, json_line, read_at, write_whole
+from specjax.report.metrics import count_metrics, no_stats, throughput_metrics
+from specjax.types import DecodeStats
+
+COMPLETIONS, SUMMARY, ERRORS = "completions.jsonl", "summary.json", "errors.jsonl"
+_STATS = tuple(field.name for field in dataclasses.fields(DecodeStats))
+
+
+def part_record(completion: Completion, num_truncated_tokens: int) -> dict[str, Any]:
+    """What a part holds of a completed row whose prompt has lost so many tokens."""
+    return {
+        "id": completion.prompt.id,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "num_prompt_tokens": len(completion.prompt.token_ids),
+        "num_truncated_tokens": num_truncated_tokens,
+        "stats": {name: np.asarray(getattr(completion.stats, name)).tolist() for name in _STATS},
+    }
+
+
+def completion_record(record: Mapping[str, Any], *, paced: bool) -> dict[str, Any]:
+    """The line of `completions.jsonl` for a record of a part: what does not depend on when and how it was computed.
+
+    Args:
+      record: of the part.
+      paced: whether rows speculate by measured step times. How often they do then hangs on the machine, so the line
+        holds no counters of it; they stay in the part and in the summary.
+    """
+    kept = {name: record[name] for name in ("id", "text", "token_ids", "finish_reason")}
+    lengths = {name: record[name] for name in ("num_prompt_tokens", "num_truncated_tokens")}
+    counts = {"num_emitted_tokens": len(record["token_ids"])} if paced else count_metrics(_stats(record))
+    return kept | {"metrics": lengths | counts}
+
+
+def write_results(
+    directory: Path, places: Sequence[Place], errors: Sequence[Mapping[str, Any]], *, paced: bool
+) -> dict[str, Any]:
+    """Writes the files that a job ends with.
+
+    Args:
+      directory: of the job.
+      places: of the rows' records, in the order of the input.
+      errors: lines that were skipped; `errors.jsonl` is there if there are any.
+      paced: see `completion_record`.
+
+    Returns:
+      The summary.
+    """
+    totals = _Totals()
+
+    def lines() -> Iterator[bytes]:
+        for record in read_at(places):
+            totals.add(record)
+            yield json_line(completion_record(record, paced=paced))
+
+    write_whole(directory / COMPLETIONS, lines())
+    (directory / ERRORS).unlink(missing_ok=True)
+    if errors:
+        write_whole(directory / ERRORS, map(json_line, errors))
+    summary = totals.metrics() | {"num_errors": len(errors)}
+    write_whole(directory / SUMMARY, [json.dumps(summary, indent=2).encode() + b"\n"])
+    return summary
+
+
+class _Totals:
+    """Counters of all rows, and the time of each start of each process up to its last row."""
+
+    def __init__(self) -> None:
+        self._rows = self._prompt = self._truncated = 0
+        self._stats: DecodeStats | None = None
+        self._elapsed: dict[int, dict[int, float]] = {}
+        self._reasons = dict.fromkeys(("stop", "length", "nan"), 0)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        stats = _stats(record)
+        self._rows += 1
+        self._prompt += record["num_prompt_tokens"]
+        self._truncated += record["num_truncated_tokens"] > 0
+        self._reasons[record["finish_reason"]] += 1
+        self._stats = stats if self._stats is None else _sum(self._stats, stats)
+        runs, run = self._elapsed.setdefault(record["process"], {}), record["run"]
+        runs[run] = max(runs.get(run, 0.0), record["elapsed_s"])
+
+    def metrics(self) -> dict[str, Any]:
+        counts = count_metrics(no_stats(0) if self._stats is None else self._stats)
+        seconds = max((sum(runs.values()) for runs in self._elapsed.values()), default=0.0)
+        return {
+            "num_prompts": self._rows,
+            "num_truncated_prompts": self._truncated,
+            "finish_reasons": self._reasons,
+            "num_prompt_tokens": self._prompt,
+            **counts,
+            "num_processes": len(self._elapsed),
+            "num_runs": sum(map(len, self._elapsed.values())),
+            "decoding_time_s": seconds,
+            **throughput_metrics(self._prompt, counts["num_emitted_tokens"], seconds),
+        }
+
+
+def _stats(record: Mapping[str, Any]) -> DecodeStats:
+    return DecodeStats(**{name: np.asarray(record["stats"][name], np.int64) for name in _STATS})
+
+
+def _sum(one: DecodeStats, other: DecodeStats) -> DecodeStats:
+    return DecodeStats(**{name: getattr(one, name) + getattr(other, name) for name in _STATS})

@@ -1,0 +1,144 @@
+"""The rows of a batch job: one JSON object a line, with a prompt or messages, and parameters of its own.
+
+    {"id": "a", "prompt": "...", "sampling": {"temperature": 0.7, "max_tokens": 100}}
+    {"messages": [{"role": "user", "content": "..."}]}
+    {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 100}}
+
+The last is the OpenAI batch format; the model that its body names is not looked at.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from etils import epath
+
+from specjax.jobs.prompts import Prompt, prompt_of
+from specjax.jobs.settings import Sampling, Settings
+from specjax.verify import Greedy
+
+_ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+_FIELDS = typing.get_type_hints(Sampling)
+_NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
+_NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
+"""Keys of an OpenAI body that are taken with the one value that asks for nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the input."""
+
+    line: int
+    """Its number, from 1."""
+    prompt: Prompt
+    sampling: Sampling
+    digest: str
+    """Of prompt and parameters: what was completed under this id before must have been the same."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A line that is no row, or a row that cannot be completed."""
+
+    line: int
+    error: str
+
+
+def read_rows(path: str, settings: Settings) -> Iterator[Row | Fault]:
+    """Reads a file of rows line by line.
+
+    Args:
+      path: the file, on any file system that `etils.epath` can open.
+      settings: what rows are completed with where they do not say.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    with epath.Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield _parse(line, number, settings)
+            except (ValueError, RecursionError) as error:
+                yield Fault(line=number, error=str(error))
+
+
+def _parse(line: bytes, number: int, settings: Settings) -> Row:
+    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    row, changes = _unwrap(row) if isinstance(row, dict) and "body" in row else (row, _own(row))
+    prompt = prompt_of(row, number - 1)
+    str(prompt.id).encode()  # a lone surrogate could not be written back
+    sampling = _changed(settings.sampling, changes)
+    _check(sampling, settings)
+    content = json.dumps([prompt.content, dict(changes)], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Row(line=number, prompt=prompt, sampling=sampling, digest=digest)
+
+
+def _own(row: Any) -> Mapping[str, Any]:
+    """The parameters of a plain row, which stand below `sampling` and nowhere else."""
+    if not isinstance(row, dict):
+        return {}
+    stray = sorted((_FIELDS.keys() | _ALIASES.keys()) & row.keys())
+    if stray:
+        raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
+    changes = row.get("sampling", {})
+    if not isinstance(changes, dict):
+        raise ValueError(f"expected 'sampling' to be an object, got {type(changes).__name__}")
+    return changes
+
+
+def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A plain row and its parameters from a request of the OpenAI batch format."""
+    body = row["body"]
+    if not isinstance(body, dict) or row.get("method", "POST") != "POST":
+        raise ValueError("expected a POST request whose 'body' is an object")
+    body = {name: value for name, value in body.items() if value is not None}
+    for name, neutral in _NEUTRAL.items():
+        if body.get(name, neutral) != neutral:
+            raise ValueError(f"expected {name} to be {json.dumps(neutral)}, got {body[name]!r}")
+    plain = {name: body[name] for name in ("prompt", "messages") if name in body}
+    if "custom_id" in row:
+        plain["id"] = row["custom_id"]
+    return plain, {name: value for name, value in body.items() if name not in _NO_PARAMETERS | _NEUTRAL.keys()}
+
+
+def _changed(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """The job's parameters with those of a row in their place."""
+    values = {}
+    for name, value in changes.items():
+        field = _ALIASES.get(name, name)
+        if field not in _FIELDS:
+            raise ValueError(f"expected sampling parameters among {', '.join(_FIELDS)}, got {name!r}")
+        values[field] = _typed(name, value, _FIELDS[field])
+    return dataclasses.replace(sampling, **values) if values else sampling
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    if kind == tuple[str, ...]:
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, list) and all(isinstance(text, str) and text for text in texts):
+            return tuple(texts)
+        raise ValueError(f"expected {name} to be a text or a list of texts, got {value!r}")
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ValueError(f"expected {name} of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def _check(sampling: Sampling, settings: Settings) -> None:
+    _check_ranges(dataclasses.replace(sampling, seed=0, stop=()))
+    if sampling.max_new_tokens > settings.sampling.max_new_tokens:
+        raise ValueError(
+            f"expected max_tokens of at most {settings.sampling.max_new_tokens} (--max-new-tokens, which the buffers "
+            f"have room for), got {sampling.max_new_tokens}"
+        )
+    if isinstance(settings.verifier, Greedy) and sampling.temperature > 0:
+        raise ValueError(f"expected temperature 0 with --verifier greedy, got {sampling.temperature}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_ranges(sampling: Sampling) -> None:
+    sampling.rows(1, ())
