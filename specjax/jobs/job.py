@@ -23,7 +23,7 @@ from specjax.jobs.progress import JobProgress
 from specjax.jobs.prompts import encode_prompts
 from specjax.jobs.results import part_record, write_results
 from specjax.jobs.rows import Fault, Row, read_rows
-from specjax.jobs.settings import Job, Settings
+from specjax.jobs.settings import Settings
 
 READ_AHEAD = 1024
 """Rows that are encoded and sorted by length at a time."""
@@ -55,23 +55,35 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
       OSError: a file cannot be read or written; what was completed before is kept.
     """
     job, directory = settings.job, Path(str(settings.job.output_dir))
-    inventory = take_inventory(settings)
-    for fault in inventory.faults:
-        console.print(f"skipped: line {fault.line}: {fault.error}", markup=False, soft_wrap=True)
-    settings = settle_pace(settings, inventory)
-    directory.mkdir(parents=True, exist_ok=True)
-    if job.merge:
-        return _merge(directory, inventory, job)
-    with caught_signals() as signals, PartWriter(directory, job.process_index) as writer:
-        for difference in check_manifest(directory, build_manifest(settings)):
-            console.print(f"warning: {difference}: rounding may differ", markup=False, soft_wrap=True)
+    with caught_signals() as signals:
+        inventory = take_inventory(settings)
+        for fault in inventory.faults:
+            _warn(console, f"skipped: line {fault.line}: {fault.error}")
+        if not job.merge:
+            directory.mkdir(parents=True, exist_ok=True)
+            _complete(settle_pace(settings, inventory), directory, inventory, console, signals, clock)
         ledger = read_ledger(directory, inventory, job.process_index)
+        if signals or (job.process_count > 1 and not job.merge):
+            return Outcome(done=len(ledger.places), total=len(inventory.rows), signal=next(iter(signals), None))
+        return _merge(directory, inventory, ledger)
+
+
+def _complete(
+    settings: Settings,
+    directory: Path,
+    inventory: Inventory,
+    console: Console,
+    signals: list[str],
+    clock: Callable[[], float],
+) -> None:
+    """Completes what this process has to complete, unless a signal comes."""
+    with PartWriter(directory, settings.job.process_index) as writer:
+        for difference in check_manifest(directory, build_manifest(settings)):
+            _warn(console, f"warning: {difference}: tokens may differ by rounding")
+        ledger = read_ledger(directory, inventory, settings.job.process_index)
         run = _Run(settings, inventory, ledger, writer, signals)
-        if run.missing():
+        if run.missing() and not signals:
             run.go(console, clock)
-    if signals:
-        return Outcome(done=len(ledger.places), total=len(inventory.rows), signal=signals[0])
-    return _merge(directory, inventory, job) if job.process_count == 1 else _share_done(directory, inventory, job)
 
 
 class _Run:
@@ -151,7 +163,7 @@ class _Run:
 
     def _skip(self, row: Row, fault: Fault, console: Console) -> None:
         """Reports a row that cannot be completed, and records it once."""
-        console.print(f"skipped: line {fault.line}: {fault.error}", markup=False, soft_wrap=True)
+        _warn(console, f"skipped: line {fault.line}: {fault.error}")
         record = {"id": row.prompt.id, "line": fault.line, "error": fault.error, "digest": row.digest, **self._stamp}
         if self._ledger.errors.get(row.prompt.id, {}).get("error") != fault.error:
             self._writer.append([record])
@@ -167,13 +179,17 @@ class _Run:
             self._writer.append(records)
 
 
-def _merge(directory: Path, inventory: Inventory, job: Job) -> Outcome:
+def _warn(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _merge(directory: Path, inventory: Inventory, ledger: Ledger) -> Outcome:
     """Joins the parts of all processes.
 
     Raises:
       ValueError: there is no job in the directory, or a row that is neither complete nor recorded as an error.
     """
-    manifest, ledger = read_json(directory / NAME), read_ledger(directory, inventory, job.process_index)
+    manifest = read_json(directory / NAME)
     settled = ledger.places.keys() | ledger.errors.keys()
     missing = [name for name in inventory.rows if name not in settled]
     if missing:
@@ -192,19 +208,12 @@ def _merge(directory: Path, inventory: Inventory, job: Job) -> Outcome:
     return Outcome(done=len(ledger.places), total=len(inventory.rows), summary=summary)
 
 
-def _share_done(directory: Path, inventory: Inventory, job: Job) -> Outcome:
-    ledger = read_ledger(directory, inventory, job.process_index)
-    return Outcome(done=len(ledger.places), total=len(inventory.rows))
-
-
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[str]]:
-    """Collects the names of SIGTERM and SIGINT in place of dying of them; a second one of SIGINT interrupts at once."""
+    """Collects the names of SIGTERM and SIGINT in place of dying of them."""
     names: list[str] = []
 
     def note(number: int, _: object) -> None:
-        if number == signal.SIGINT and names:
-            raise KeyboardInterrupt
         names.append(signal.Signals(number).name)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -38,7 +38,7 @@ def build_manifest(settings: Settings) -> dict[str, Any]:
         "draft_model": None if draft is None else {"sha256": digest_files(resolve_model(draft))},
         "lossless_level": "tokens" if settings.promises_equal_tokens else "distribution",
         "model_name": settings.model,
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        "matmul_precision": str(jax.config.values["jax_default_matmul_precision"]),
         "prng_implementation": str(jax.random.key_impl(jax.random.key(0))),
         "mesh": {"platform": device.platform, "device_kind": device.device_kind, "num_devices": jax.device_count()},
         "versions": {"python": platform.python_version(), **_versions("specjax", "jax", "jaxlib")},

@@ -65,6 +65,8 @@ def write_results(
             totals.add(record)
             yield json_line(completion_record(record, paced=paced))
 
+    for abandoned in directory.glob(f".{COMPLETIONS}-*"):  # by a crash in the middle of what follows
+        abandoned.unlink()
     write_whole(directory / COMPLETIONS, lines())
     (directory / ERRORS).unlink(missing_ok=True)
     if errors:
@@ -110,7 +112,8 @@ class _Totals:
 
 
 def _stats(record: Mapping[str, Any]) -> DecodeStats:
-    return DecodeStats(**{name: np.asarray(record["stats"][name], np.int64) for name in _STATS})
+    counters: dict[str, Any] = {name: np.asarray(record["stats"][name], np.int64) for name in _STATS}
+    return DecodeStats(**counters)
 
 
 def _sum(one: DecodeStats, other: DecodeStats) -> DecodeStats:

@@ -1,0 +1,85 @@
+"""A job that is killed over and over. Run by test_job_crash.py in a process of its own:
+
+    python crash_runs.py MODEL INPUT DIRECTORY KILLS SEED [ARGUMENT ...]
+
+Everything is imported once; each start of the job is a fork, made before JAX has started any thread.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import generate
+import jax
+
+from specjax.jobs import parts
+
+NEVER = 2**62
+
+
+def main(model: str, rows: str, directory: str, kills: int, seed: int, arguments: list[str]) -> None:
+    chance, root = random.Random(seed), Path(directory)
+    command = ["--model", model, "--input", rows, *arguments]
+    assert start([*command, "--output-dir", str(root / "whole"), "--batch-size", "4"], None, NEVER, 0.0) == 0
+    size = written(root / "whole")
+    report: dict = {"killed": 0, "wrote": 0, "torn": 0}
+    for _ in range(kills):
+        before = written(root / "killed")
+        goal, delay = before + chance.randrange(size // kills), chance.uniform(0, 0.005)
+        if before > 0.8 * size or chance.random() < 0.3:
+            goal, delay = 0, chance.uniform(0, 1)  # while it is starting
+        batch = ["--batch-size", str(chance.choice([2, 4]))]
+        status = start([*command, "--output-dir", str(root / "killed"), *batch], chance.randrange(2**32), goal, delay)
+        report["killed"] += status == signal.SIGKILL
+        report["wrote"] += written(root / "killed") != before
+        report["torn"] += not whole(root / "killed")
+    assert start([*command, "--output-dir", str(root / "killed"), "--batch-size", "4"], None, NEVER, 0.0) == 0
+    print(json.dumps(report))
+
+
+def start(command: list[str], seed: int | None, goal: int, delay: float) -> int:
+    """Runs the job in a fork and kills it a moment after its part has so many bytes; the signal or exit status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if seed is not None:
+                write_in_pieces(random.Random(seed))
+            os._exit(generate.main([*command, "--pace", "always"]))
+        finally:
+            os._exit(70)
+    directory = Path(command[command.index("--output-dir") + 1])
+    while written(directory) < goal and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.001)
+    if goal < NEVER:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return abs(status)
+
+
+def write_in_pieces(chance: random.Random) -> None:
+    """A disk that takes a few bytes at a time, so that a crash can cut a line anywhere."""
+    write = os.write
+
+    def write_some(file: int, data: bytes) -> int:
+        time.sleep(0.0005)
+        return write(file, data[: chance.randrange(1, 200)])
+
+    parts.os.write = write_some
+
+
+def written(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob(parts.PATTERN))
+
+
+def whole(directory: Path) -> bool:
+    return all(path.read_bytes()[-1:] in (b"", b"\n") for path in directory.glob(parts.PATTERN))
+
+
+if __name__ == "__main__":
+    assert not jax._src.xla_bridge.backends_are_initialized()
+    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6:])

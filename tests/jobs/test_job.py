@@ -1,0 +1,394 @@
+"""A batch job from its rows to its files, in this process. Cases 65, 69 and 70; crashes are in test_job_crash.py."""
+
+import errno
+import json
+import os
+import signal
+
+import pytest
+from rich.console import Console
+from small_jobs import USER, quick_programs, write_model
+
+from specjax.jobs import job, parts
+from specjax.jobs.completion import complete
+from specjax.jobs.decoder import build_decoder
+from specjax.jobs.job import run_job
+from specjax.jobs.options import parse_options
+from specjax.jobs.parts import PartWriter
+from specjax.jobs.prompts import Prompt, encode_prompts
+
+TEXTS = ["abab", "b", "abab", "naïve café", "c" * 14, "abcabcabc", "ba", "cc", "a", "bcbcb"]
+"""Two are equal."""
+NEW = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly():
+    with quick_programs():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("target"), num_layers=1))
+
+
+@pytest.fixture
+def start(model, tmp_path):
+    """Runs a job on `rows` (a list, or None for what is there) in a directory under tmp_path."""
+
+    def call(rows, *options, directory="out", batch_size=3, pace="always"):
+        path = tmp_path / "rows.jsonl"
+        if rows is not None:
+            lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+            path.write_bytes(b"\n".join(lines) + b"\n")
+        arguments = ["--model", model, "--input", path, "--output-dir", tmp_path / directory]
+        arguments += ["--batch-size", batch_size, "--max-new-tokens", NEW, "--set", f"pace={pace}", *options]
+        settings = parse_options(list(map(str, arguments)))
+        with open(tmp_path / "shown", "w") as shown:
+            return run_job(settings, Console(file=shown, width=200))
+
+    return call
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A file of a job's directory: its JSON lines, or its bytes."""
+
+    def read(name="completions.jsonl", directory="out", *, raw=False):
+        data = (tmp_path / directory / name).read_bytes()
+        return data if raw else [json.loads(line) for line in data.splitlines()]
+
+    return read
+
+
+def named(texts=TEXTS):
+    return [{"id": f"row {index}", "prompt": text} for index, text in enumerate(texts)]
+
+
+def test_files_of_a_job(start, files, model, tmp_path):
+    outcome = start(named())
+    assert (outcome.done, outcome.total, outcome.signal) == (10, 10, None)
+    rows = files()
+    assert [row["id"] for row in rows] == [f"row {index}" for index in range(10)]
+    for row, text in zip(rows, TEXTS, strict=True):
+        assert bytes(row["token_ids"]).decode() == row["text"]
+        assert row["finish_reason"] == "length"
+        assert row["metrics"]["num_emitted_tokens"] == NEW
+        assert row["metrics"]["num_prompt_tokens"] == 1 + len(text.encode())
+    summary, manifest = (json.loads(files(name, raw=True)) for name in ("summary.json", "manifest.json"))
+    assert summary == outcome.summary
+    assert summary["num_prompts"] == 10
+    for name in ("num_emitted_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_tokens"):
+        assert summary[name] == sum(row["metrics"][name] for row in rows)
+    assert summary["acceptance_histogram"] == [
+        sum(counts) for counts in zip(*(row["metrics"]["acceptance_histogram"] for row in rows), strict=True)
+    ]
+    assert summary["output_tokens_per_second"] == 10 * NEW / summary["decoding_time_s"]
+    assert len(manifest["model"]["sha256"]) == 64
+    assert manifest["draft_model"] is None
+    assert manifest["settings"]["drafter"]["num_speculative_tokens"] == 6
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "completions-00000.jsonl",
+        "completions.jsonl",
+        "manifest.json",
+        "summary.json",
+    ]
+
+
+def test_tokens_are_those_of_the_library(start, files, model):
+    """Sampled: the row's key comes from the seed and its id."""
+    options = ["--temperature", "1.3", "--verifier", "block", "--seed", "5"]
+    start(named(), *options)
+    settings = parse_options(["--prompt", "x", "--model", model, "--max-new-tokens", str(NEW), *options])
+    decoder = build_decoder(settings)
+    prompts = [Prompt(id=row["id"], content=row["prompt"]) for row in named()]
+    batches = complete(decoder, encode_prompts(decoder.tokenizer, prompts), batch_size=3)
+    wanted = [list(row.token_ids) for batch in batches for row in batch.completions]
+    assert [row["token_ids"] for row in files()] == wanted
+    assert wanted[0] != wanted[2]  # equal prompts of two ids
+
+
+def test_case_70_cut_anywhere_and_resumed(start, files, tmp_path):
+    """After every line and in the middle of every line; with two batch sizes; an empty prompt is skipped each time."""
+    rows = [*named(), {"id": "empty", "messages": []}]
+    start(rows, "--on-error", "skip")
+    whole, part = files(raw=True), files("completions-00000.jsonl", raw=True)
+    ends = [index + 1 for index, byte in enumerate(part) if byte == ord("\n")]
+    assert len(ends) == 11
+    for place, end in enumerate(ends):
+        cut = tmp_path / "out" / "completions-00000.jsonl"
+        cut.write_bytes(part[: end - 40 * (place % 2)])
+        (tmp_path / "out" / "completions.jsonl").unlink()
+        outcome = start(None, "--on-error", "skip", batch_size=2 + place % 2)
+        assert outcome.done == 10
+        assert files(raw=True) == whole
+        ids = [row["id"] for row in files("completions-00000.jsonl")]
+        assert sorted(ids) == sorted(row["id"] for row in rows)
+        assert outcome.summary["num_emitted_tokens"] == 10 * NEW
+    assert [row["id"] for row in files("errors.jsonl")] == ["empty"]
+
+
+def test_case_70_a_job_that_is_whole_stays_as_it_is(start, files, monkeypatch):
+    """Nothing is loaded either."""
+    start(named())
+    before = files(raw=True)
+    monkeypatch.setattr(job, "build_decoder", lambda settings: pytest.fail("nothing is left to decode"))
+    for _ in range(2):
+        assert start(None).done == 10
+        assert files(raw=True) == before
+
+
+def test_case_70_rows_may_be_inserted_if_they_have_ids(start, files):
+    start(named()[2:])
+    before = files()
+    start(named())
+    assert files()[2:] == before
+    assert [row["id"] for row in files()] == [row["id"] for row in named()]
+    with pytest.raises(
+        ValueError, match=r"expected every row of .*completions-00000\.jsonl in the input, got none with"
+    ):
+        start(named()[1:])
+
+
+def test_case_70_a_row_of_another_prompt_is_not_taken_for_the_old_one(start):
+    start([{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(ValueError, match=r"id 0 to be the row that .* has completed, got another prompt or parameters"):
+        start([{"prompt": "new"}, {"prompt": "a"}, {"prompt": "b"}])
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        (("--num-speculative-tokens", "3"), "drafter.num_speculative_tokens = 6"),
+        (("--seed", "1"), "sampling.seed = 0"),
+        (("--temperature", "0.5"), "sampling.temperature = 0.0"),
+        (("--verifier", "block"), "verifier = 'rejection'"),
+        (("--drafter", "early_exit"), "drafter.kind = 'ngram'"),
+        (("--dtype", "bfloat16"), "dtype = 'float32'"),
+        (("--max-new-tokens", "7"), "sampling.max_new_tokens = 8"),
+        (("--max-prompt-tokens", "99"), "job.max_prompt_tokens = None"),
+        (("--raw-prompt",), "raw_prompt = False"),
+        (("--ignore-eos",), "sampling.ignore_eos = False"),
+    ],
+)
+def test_case_70_a_changed_setting_is_refused_by_name(start, files, option, name):
+    start(named()[:1])
+    before = files(raw=True)
+    with pytest.raises(ValueError, match=f"expected {name}, with which this output was begun .* another --output-dir"):
+        start(None, *option)
+    assert files(raw=True) == before
+
+
+def test_a_changed_model_is_refused_and_a_moved_one_is_not(start, model, tmp_path):
+    start(named()[:1])
+    moved = write_model(tmp_path / "moved", num_layers=1)
+    assert start(None, "--model", moved).done == 1
+    other = write_model(tmp_path / "other", num_layers=1, seed=3)
+    with pytest.raises(ValueError, match=r"expected model\.sha256 = "):
+        start(None, "--model", other)
+
+
+def test_another_machine_is_only_warned_about(start, tmp_path):
+    start(named()[:1])
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["versions"]["jax"] = "0.0.1"
+    path.write_text(json.dumps(manifest))
+    assert start(None).done == 1
+    assert "warning: versions.jax was 0.0.1, is " in (tmp_path / "shown").read_text()
+
+
+def test_rows_have_parameters_of_their_own(start, files):
+    """In both formats: what a row says is as if the whole job were told so."""
+    changes = {"temperature": 1.2, "top_p": 0.9, "seed": 3, "max_tokens": 6, "stop": ["zz"]}
+    body = {"model": "any", "prompt": "abab", "n": 1, "stream": False, "user": "u", "top_k": None, **changes}
+    plain, batch = (
+        {"id": "x", "prompt": "abab", "sampling": changes},
+        {"custom_id": "x", "method": "POST", "body": body},
+    )
+    verifier = ["--verifier", "exact_match"]
+    start([plain, *named()[:3]], *verifier)
+    start([batch, *named()[:3]], *verifier, directory="batch")
+    told = ["--temperature", "1.2", "--top-p", "0.9", "--seed", "3", "--max-new-tokens", "6", "--stop", "zz"]
+    start([{"id": "x", "prompt": "abab"}], *verifier, *told, directory="told")
+    start(named()[:3], *verifier, directory="rest")
+    assert files()[0] == files(directory="batch")[0] == files(directory="told")[0]
+    assert files()[1:] == files(directory="rest")
+    assert files()[0]["token_ids"] != files()[1]["token_ids"][:6]
+
+
+def test_a_stop_string_cuts_its_row_only(start, files):
+    start(named())
+    whole = files()[0]
+    stop = whole["text"][3]
+    rows = named()
+    rows[0]["sampling"] = {"stop": stop}
+    start(rows, directory="cut")
+    cut = files(directory="cut")[0]
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+    assert cut["finish_reason"] == "stop"
+    assert cut["metrics"]["num_emitted_tokens"] == len(cut["token_ids"]) == len(cut["text"])
+    assert files(directory="cut")[1:] == files()[1:]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"prompt": "x"', "Expecting"),
+        (b'["x"]', "expected an object"),
+        (b"", "Expecting value"),
+        (b'{"prompt": "\xff"}', "utf-8"),
+        (b'{"prompt": "x", "id": "row 1"}', "got 'row 1' again (line 2 has it)"),
+        (b'{"prompt": "x", "id": 1.5}', "'id' to be a string or an integer, got 1.5"),
+        (b'{"prompt": "x", "id": "\\ud800"}', "surrogates not allowed"),
+        (b'{"prompt": "x", "temperature": 1}', "expected 'temperature' inside 'sampling'"),
+        (b'{"prompt": "x", "sampling": [1]}', "expected 'sampling' to be an object, got list"),
+        (b'{"prompt": "x", "sampling": {"heat": 1}}', "got 'heat'"),
+        (b'{"prompt": "x", "sampling": {"temperature": "hot"}}', "expected temperature of type float, got 'hot'"),
+        (b'{"prompt": "x", "sampling": {"temperature": -1}}', "expected temperature in [0, inf]"),
+        (b'{"prompt": "x", "sampling": {"seed": true}}', "expected seed of type int, got True"),
+        (b'{"prompt": "x", "sampling": {"stop": [1]}}', "expected stop to be a text or a list of texts"),
+        (b'{"prompt": "x", "sampling": {"max_tokens": 9}}', "expected max_tokens of at most 8 (--max-new-tokens"),
+        (b'{"custom_id": "x", "body": {"prompt": "x", "n": 2}}', "expected n to be 1, got 2"),
+        (b'{"custom_id": "x", "body": {"prompt": "x", "tools": []}}', "got 'tools'"),
+        (b'{"custom_id": "x", "body": "x"}', "'body' is an object"),
+        (b'{"custom_id": "x", "method": "GET", "body": {}}', "expected a POST request"),
+    ],
+)
+def test_a_line_that_is_no_row(start, files, tmp_path, line, error):
+    """It stops the job before anything is decoded; or it is skipped, reported, and the others are what they were."""
+    rows = [*named()[:2], line, *named()[3:4]]
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3: .*--on-error skip") as raised:
+        start(rows)
+    assert error in str(raised.value)
+    assert not (tmp_path / "out").exists()
+    assert start(rows, "--on-error", "skip").done == 3
+    assert [row["id"] for row in files()] == ["row 0", "row 1", "row 3"]
+    assert [(row["line"], error in row["error"]) for row in files("errors.jsonl")] == [(3, True)]
+    assert "skipped: line 3: " in (tmp_path / "shown").read_text()
+
+
+def test_a_prompt_that_is_too_long(start, files):
+    """Refused, skipped, or without its beginning: never cut without being told to, and it is written down."""
+    rows = [{"id": "long", "prompt": "a" * 10 + "bcde"}, *named()[:1]]
+    limit = ["--max-prompt-tokens", "12"]
+    with pytest.raises(ValueError, match="line 1: expected a prompt of at most 12 tokens beside 8 new ones, got 15"):
+        start(rows, *limit)
+    assert start(None, *limit, "--on-error", "skip").summary["num_errors"] == 1
+    assert [row["id"] for row in files()] == ["row 0"]
+    assert [row["id"] for row in files("errors.jsonl")] == ["long"]
+    summary = start(None, *limit, "--long-prompts", "truncate").summary
+    assert (summary["num_truncated_prompts"], summary["num_errors"]) == (1, 0)
+    assert files()[0]["metrics"]["num_truncated_tokens"] == 3
+    assert files()[0]["metrics"]["num_prompt_tokens"] == 12
+    start([{"id": "long", "prompt": "a" * 8 + "bcde"}], "--raw-prompt", directory="short")
+    assert files(directory="short")[0]["token_ids"] == files()[0]["token_ids"]
+
+
+def test_positions_of_the_target_limit_prompts(start):
+    with pytest.raises(ValueError, match="expected a prompt of at most 120 tokens beside 8 new ones, got 121"):
+        start([{"prompt": "a" * 120}])
+
+
+def test_a_full_disk_ends_the_job_and_loses_nothing(start, files, monkeypatch):
+    start(named(), directory="whole")
+    write, left = os.write, [1000]
+
+    def write_until_full(file, data):
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, data[: left[0]])
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr(parts.os, "write", write_until_full)
+    with pytest.raises(OSError, match="No space left"):
+        start(named())
+    monkeypatch.undo()
+    assert len(files("completions-00000.jsonl", raw=True)) == 1000
+    start(None)
+    assert files(raw=True) == files(directory="whole", raw=True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_the_job_after_the_step(start, files, monkeypatch, tmp_path, name):
+    start(named(), directory="whole")
+    append = PartWriter.append
+
+    def append_and_kill(writer, records):
+        append(writer, records)
+        os.kill(os.getpid(), signal.Signals[name])
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setattr(PartWriter, "append", append_and_kill)
+    outcome = start(named())
+    monkeypatch.undo()
+    assert outcome.signal == name
+    assert 0 < outcome.done < 10
+    assert outcome.done == len(files("completions-00000.jsonl"))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert start(None).done == 10
+    assert files(raw=True) == files(directory="whole", raw=True)
+
+
+def test_processes_share_the_rows(start, files):
+    start(named(), directory="whole")
+    share = ["--process-count", "3", "--process-index"]
+    assert [start(named(), *share, index).done for index in (1, 0)] == [3, 7]
+    with pytest.raises(ValueError, match=r"before --merge, got 3 of 10 that are not \(first id 'row 2'\)"):
+        start(None, *share, 0, "--merge")
+    assert start(None, *share, 2).summary is None
+    lines = [[row["id"] for row in files(f"completions-0000{index}.jsonl")] for index in range(3)]
+    assert [set(ids) for ids in lines] == [{f"row {i}" for i in range(10) if i % 3 == index} for index in range(3)]
+    outcome = start(None, *share, 0, "--merge")
+    assert outcome.done == 10
+    assert outcome.summary["num_processes"] == 3
+    assert files(raw=True) == files(directory="whole", raw=True)
+
+
+def test_one_process_at_a_time_writes_a_part(start, tmp_path):
+    start(named()[:1])
+    with PartWriter(tmp_path / "out", 0), pytest.raises(ValueError, match="got one that another is writing"):
+        start(None)
+
+
+def test_a_damaged_part_is_not_mended_silently(start, tmp_path):
+    start(named())
+    path = tmp_path / "out" / "completions-00000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"\0" * 50 + b"\n", *lines[3:]]))
+    with pytest.raises(ValueError, match=r"completions-00000\.jsonl, line 3 to be a record.* delete that line"):
+        start(None)
+
+
+def test_counters_that_hang_on_the_clock_are_not_in_the_lines(start, files):
+    start(named())
+    start(named(), "--pace", "measured", directory="measured")
+    for row, paced in zip(files(), files(directory="measured"), strict=True):
+        assert paced["token_ids"] == row["token_ids"]
+        assert set(paced["metrics"]) == {"num_prompt_tokens", "num_truncated_tokens", "num_emitted_tokens"}
+
+
+def test_sampled_rows_are_not_paced_by_the_clock(start, files):
+    rows = [*named()[:1], {"prompt": "a", "sampling": {"temperature": 1.0}}]
+    with pytest.raises(ValueError, match="expected --pace always or --verifier exact_match"):
+        start(rows, "--pace", "measured")
+    start(rows, pace="none")
+    assert json.loads(files("manifest.json", raw=True))["settings"]["pace"] == "always"
+    start(rows, "--verifier", "exact_match", directory="exact", pace="none")
+    assert json.loads(files("manifest.json", "exact", raw=True))["settings"]["pace"] == "measured"
+
+
+def test_no_rows_at_all(start):
+    with pytest.raises(ValueError, match="expected at least one row"):
+        start([b"{}"], "--on-error", "skip")
+
+
+def test_messages_and_prompts_mean_the_same(start, files):
+    talk = [{"role": "user", "content": "abab"}]
+    start([{"id": "x", "prompt": "abab"}])
+    start([{"id": "x", "messages": talk}], directory="talk")
+    start([{"custom_id": "x", "url": "/v1/chat/completions", "body": {"messages": talk}}], directory="batch")
+    assert files() == files(directory="talk") == files(directory="batch")
+    assert files()[0]["metrics"]["num_prompt_tokens"] == len([USER, *b"abab"])

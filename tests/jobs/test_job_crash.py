@@ -1,0 +1,56 @@
+"""`kill -9` at any instant: what a job ends with is what it would have ended with undisturbed. Case 70."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_jobs import write_model
+
+HERE = Path(__file__).parent
+ROWS, KILLS = 200, 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("target"), num_layers=1)
+
+
+def write_rows(path):
+    chance = random.Random(0)
+    with path.open("w") as file:
+        for index in range(ROWS):
+            prompt = "".join(chance.choice("abc") for _ in range(chance.randrange(1, 15)))
+            print(json.dumps({"id": f"row {index}", "prompt": prompt}), file=file)
+    return path
+
+
+def crash(model, tmp_path, *arguments):
+    """A report of the kills, and what the job ended with: undisturbed and killed."""
+    command = [HERE / "crash_runs.py", model, write_rows(tmp_path / "rows.jsonl"), tmp_path, KILLS, 0, *arguments]
+    paths = os.pathsep.join([str(HERE.parents[1]), str(HERE.parents[1] / "scripts"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "SPECJAX_CACHE": str(tmp_path / "cache")}
+    environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
+    done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    files = [(tmp_path / name / "completions.jsonl").read_bytes() for name in ("whole", "killed")]
+    return json.loads(done.stdout.splitlines()[-1]), *files
+
+
+def test_case_70_thirty_kills_change_nothing(model, tmp_path):
+    """Batches of 2 and 4 rows in turn."""
+    report, whole, killed = crash(model, tmp_path, "--max-new-tokens", "8")
+    assert report["killed"] == KILLS
+    assert report["torn"] > 0
+    assert killed == whole
+    ids = [json.loads(line)["id"] for line in killed.splitlines()]
+    assert ids == [f"row {index}" for index in range(ROWS)]
+    part = (tmp_path / "killed" / "completions-00000.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["id"] for line in part) == sorted(ids)
+    summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
+    assert summary["num_prompts"] == ROWS
+    assert summary["num_emitted_tokens"] == sum(len(json.loads(line)["token_ids"]) for line in killed.splitlines())
+    assert summary["num_runs"] >= report["wrote"] > KILLS // 3
