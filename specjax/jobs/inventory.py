@@ -1,13 +1,13 @@
 """What a job has to do and what it has done: the rows of its input against the records of its parts."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from specjax.jobs.parts import Place, read_records
 from specjax.jobs.rows import Fault, Row, read_rows
-from specjax.jobs.settings import Settings
+from specjax.jobs.settings import Job, Settings
 from specjax.verify import ExactMatch
 
 
@@ -22,9 +22,15 @@ class Inventory:
     samples: bool
     """Whether any row has a temperature above 0."""
 
-    def holds(self, row: Row) -> bool:
-        """Whether this is the row of its id, and not a later one of the same id."""
-        return self.rows.get(row.prompt.id, (0,))[0] == row.line
+    def share(self, job: Job) -> list[str | int]:
+        """Ids of the rows that a process takes: those of every so manyth line, whatever has become of them."""
+        return [name for name, (line, _) in self.rows.items() if (line - 1) % job.process_count == job.process_index]
+
+    def reread(self, settings: Settings) -> Iterator[Row]:
+        """The rows once more, with their texts."""
+        for row in read_rows(str(settings.job.input), settings):
+            if isinstance(row, Row) and self.rows.get(row.prompt.id) == (row.line, row.digest):
+                yield row
 
 
 @dataclasses.dataclass(kw_only=True)

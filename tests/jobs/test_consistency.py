@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import zlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from specjax.jobs import consistency
 from specjax.jobs.checks import Checks
 from specjax.jobs.consistency import compare_samples, compare_texts, judge, report, with_window
 from specjax.jobs.decoder import Decoder
+from specjax.jobs.keys import row_keys
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.settings import Sampling, Settings
 from specjax.report.levels import pool_texts
@@ -207,7 +206,7 @@ def test_gaps_of_sampled_rows_are_those_of_the_perturbed_scores():
     assert verdicts(decoder, text)[1:] == [False, False]
     wanted = []
     for prompt in PROMPTS:
-        key = jax.random.fold_in(jax.random.key(5), zlib.crc32(repr(prompt.id).encode()))
+        key = row_keys(5, [prompt.id])[0]
         noise, ids = row_noise(key, V), list(prompt.token_ids)
         for index in range(NEW):
             scores = TARGET[ids[-1]].astype(np.float64) / temperature + noise.gumbel("plain", len(ids), 0)
