@@ -135,9 +135,12 @@ def read_at(places: Iterable[Place]) -> Iterator[dict[str, Any]]:
 def write_whole(path: Path, lines: Iterable[bytes]) -> None:
     """Writes a file that is there either as a whole or not at all."""
     scratch = path.with_name(f".{path.name}-{os.getpid()}")
-    with scratch.open("wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
     sync_directory(path.parent)

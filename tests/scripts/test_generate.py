@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import signal
 import types
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from small_jobs import USER, quick_programs, write_model
 
 from specjax.io.checkpoint import load_checkpoint
 from specjax.jobs.options import OPTIONS
+from specjax.jobs.parts import PartWriter
 from specjax.jobs.runtime import configure
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "generate.py"
@@ -175,6 +178,10 @@ def test_a_draft_model_that_is_the_target_is_always_right(start, model, tmp_path
         (["--compare", "--drafter", "none"], ["--compare", "--drafter none"]),
         (["--prompts", "x.txt"], ["--prompt", "--prompts"]),
         (["--logprobs"], ["--logprobs", "--output"]),
+        (["--input", "x"], ["--input", "--output-dir"]),
+        (["--input", "x", "--output-dir", "y"], ["--input", "--prompt"]),
+        (["--merge"], ["--input", "--merge"]),
+        (["--on-error", "skip"], ["--input", "--on-error"]),
         (["--top-k", "3"], ["--top-k", "--temperature"]),
         (["--temperature", "warm"], ["--temperature", "'warm'"]),
         (["--colour"], ["--colour"]),
@@ -191,7 +198,7 @@ def test_usage_errors_are_one_line_before_anything_is_loaded(generate, capsys, a
 
 def test_no_prompt_is_a_usage_error(start):
     run = start()
-    assert (run.status, run.err) == (2, "error: expected --prompt or --prompts, got neither\n")
+    assert (run.status, run.err) == (2, "error: expected --prompt, --prompts or --input, got none\n")
 
 
 @pytest.mark.parametrize(
@@ -311,8 +318,10 @@ OPTION_EFFECTS = {
     "--compilation-cache": (("--compilation-cache",), ("--no-compilation-cache",), "cache"),
 }
 """For each option: what it needs, the option, and what it must change in what the script asks for."""
-ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch"}
-"""Options with a test of their own below."""
+ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch"} | {
+    flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")
+}
+"""Options with a test of their own, below or in tests/jobs/test_job.py."""
 
 
 def test_every_option_has_an_effect_to_test():
@@ -368,6 +377,28 @@ def test_text_goes_where_it_is_asked_to_go(start, tmp_path):
     assert quiet.out == ""
     assert both.rows[0]["metrics"]["itl_s"] > 0
     assert quiet.rows[0]["metrics"]["itl_s"] is None
+
+
+def test_a_batch_job_from_its_command_line(generate, model, tmp_path, capsys, monkeypatch):
+    """A signal ends it with status 0 and says so; the same command goes on; what is wrong is one line."""
+    path, append = tmp_path / "rows.jsonl", PartWriter.append
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in "abcde"))
+    command = ["--model", model, "--no-compilation-cache", "--max-new-tokens", "12", "--input", str(path)]
+    command += ["--output-dir", str(tmp_path / "out"), "--batch-size", "2", "--pace", "always", "--per-position"]
+    monkeypatch.setattr(PartWriter, "append", lambda *args: append(*args) or os.kill(os.getpid(), signal.SIGTERM))
+    assert generate.main(command) == 0
+    assert re.search(r"SIGTERM: [1-4] of 5 rows are complete in \S+; the same command goes on", capsys.readouterr().err)
+    monkeypatch.undo()
+    assert generate.main(command) == 0
+    shown = capsys.readouterr().err
+    assert re.search(r"│ num_prompts +│ +5 │", shown)
+    assert "(unconditional)" in shown
+    assert "5 of 5 rows are complete in" in shown
+    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 5
+    assert generate.main([*command, "--process-count", "2"]) == 0
+    assert "--merge joins them" in capsys.readouterr().err
+    assert generate.main([*command, "--seed", "1"]) == 1
+    assert re.search(r"^error: expected sampling.seed = 0, [^\n]+\n$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_a_stop_string_cuts_the_text(start, tmp_path):

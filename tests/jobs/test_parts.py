@@ -1,0 +1,82 @@
+"""Files that survive a crash."""
+
+import json
+
+import pytest
+
+from specjax.jobs.manifest import digest_files
+from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
+
+RECORD = {"id": "é", "digest": "0", "process": 0, "run": 0}
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        (b"", 0),
+        (b"abc", 0),
+        (b"abc\n", 4),
+        (b"abc\nde", 4),
+        (b"\n" + b"x" * 200_000, 1),
+        (b"x" * 200_000, 0),
+        (b"ab\n" * 50_000 + b"x", 150_000),
+    ],
+)
+def test_what_counts_of_a_file(tmp_path, data, length):
+    path = tmp_path / "part"
+    path.write_bytes(data)
+    assert whole_length(path) == length
+
+
+def test_a_part_goes_on_behind_its_last_whole_line(tmp_path):
+    with PartWriter(tmp_path, 3) as writer:
+        writer.append([RECORD, RECORD | {"id": 2}])
+    path = tmp_path / "completions-00003.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": 3, "te')
+    assert [record["id"] for _, record in read_records(tmp_path)] == ["é", 2]
+    with PartWriter(tmp_path, 3) as writer:
+        assert path.read_bytes() == whole
+        writer.append([RECORD | {"id": 4}])
+    assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] == ["é", 2, 4]
+
+
+def test_records_are_found_again_where_they_are(tmp_path):
+    for process in (0, 1):
+        with PartWriter(tmp_path, process) as writer:
+            writer.append([RECORD | {"id": f"{process} {index}", "text": "é" * index} for index in range(5)])
+    found = list(read_records(tmp_path))
+    places = [place for place, _ in found][::-1]
+    assert list(read_at(places)) == [record for _, record in found][::-1]
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def lines():
+        yield b"new\n"
+        assert path.read_bytes() == b"old"
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, lines())
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+    write_whole(path, [b"new\n"])
+    assert path.read_bytes() == b"new\n"
+
+
+def test_lines_are_utf8():
+    assert json_line({"text": "é\n\u2028"}) == '{"text":"é\\n\u2028"}\n'.encode()
+
+
+def test_digest_of_a_model_is_of_names_and_contents(tmp_path):
+    for name, text in {"a/x": "1", "a/y": "2", "b/x": "1", "b/y": "2", "c/x": "1", "c/z": "2", "d/x": "1"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "b" / ".hidden").write_text("other")
+    digests = {name: digest_files(tmp_path / name) for name in "abcd"}
+    assert digests["a"] == digests["b"]
+    assert len(set(digests.values())) == 3
+    assert digest_files(tmp_path / "a" / "x") == digest_files(tmp_path / "c" / "x")
