@@ -173,6 +173,10 @@ class Job:
         for field in dataclasses.fields(self):
             if self.input is None and getattr(self, field.name) != field.default:
                 raise ValueError(f"expected --input with --{field.name.replace('_', '-')}, got none")
+        if self.output_dir is not None and "://" in self.output_dir:
+            raise ValueError(
+                f"expected --output-dir on a local or mounted file system, where files can grow, got {self.output_dir}"
+            )
         if not 0 <= self.process_index < self.process_count:
             raise ValueError(
                 f"expected --process-index in 0..{self.process_count - 1} (--process-count), got {self.process_index}"

@@ -11,6 +11,7 @@ from specjax.verify import Block, ExactMatch
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROMPT = ("--set", 'prompt=["p"]')
 MODEL = ("--drafter", "model", "--draft-model", "a")
+JOB = ("--input", "a", "--output-dir", "b")
 EXAMPLES = {
     "--prompt": ("--prompt", "a"),
     "--prompts": ("--set", "prompts=b.txt", "--prompts", "a.txt"),
@@ -45,6 +46,14 @@ EXAMPLES = {
     "--stream": ("--no-stream",),
     "--per-position": ("--per-position",),
     "--compilation-cache": ("--no-compilation-cache",),
+    "--input": (*JOB, "--input", "c"),
+    "--output-dir": (*JOB, "--output-dir", "c"),
+    "--on-error": (*JOB, "--on-error", "skip"),
+    "--long-prompts": (*JOB, "--long-prompts", "truncate"),
+    "--max-prompt-tokens": (*JOB, "--max-prompt-tokens", "5"),
+    "--process-index": (*JOB, "--process-count", "2", "--process-index", "1"),
+    "--process-count": (*JOB, "--process-count", "2"),
+    "--merge": (*JOB, "--merge"),
 }
 """For each option, a command line that ends with it and needs it."""
 
@@ -52,7 +61,7 @@ EXAMPLES = {
 def flat(settings):
     nested = record(settings)
     return nested | {
-        f"{owner}.{name}": value for owner in ("drafter", "sampling") for name, value in nested[owner].items()
+        f"{owner}.{name}": value for owner in ("drafter", "sampling", "job") for name, value in nested[owner].items()
     }
 
 
@@ -65,7 +74,7 @@ def test_every_option_changes_the_recorded_value_of_its_field(flag):
     example = EXAMPLES[flag]
     at = max(index for index, word in enumerate(example) if word in (flag, flag.replace("--", "--no-", 1)))
     without, path = example[: at - 2 if flag == "--stop" else at], OPTIONS[flag][0]
-    prompt = () if flag == "--prompts" else PROMPT
+    prompt = () if flag == "--prompts" or path.startswith("job.") else PROMPT
     before, after = (flat(parse_options([*prompt, *arguments])) for arguments in (without, example))
     assert after[path] != before[path]
 
@@ -146,7 +155,7 @@ def test_none_where_a_field_may_be_none():
         (["--speed", "1"], "unrecognized arguments: --speed"),
         (["--temp", "1"], "unrecognized arguments: --temp"),
         (["--seed"], "expected one argument"),
-        (["--set", "prompt=[]"], "expected --prompt or --prompts, got neither"),
+        (["--set", "prompt=[]"], "expected --prompt, --prompts or --input, got none"),
         (["text"], "unrecognized arguments: text"),
         (["--config", "missing.py"], "expected --config to be a Python file, got missing.py"),
     ],

@@ -8,7 +8,7 @@ from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.ngram import NGramDrafter
 from specjax.drafters.none import NoDrafter
 from specjax.jobs.model import load_model
-from specjax.jobs.settings import DraftModel, EarlyExit, NGram, NoDraft, Sampling, Settings, record
+from specjax.jobs.settings import DraftModel, EarlyExit, Job, NGram, NoDraft, Sampling, Settings, record
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
 
 
@@ -18,6 +18,7 @@ def target(tmp_path_factory):
 
 
 SAMPLED = Sampling(temperature=0.5)
+JOB = Job(input="x", output_dir="y")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,18 @@ SAMPLED = Sampling(temperature=0.5)
         (lambda: Settings(prompt=("a",), prompts="b"), "--prompt or --prompts, got both"),
         (lambda: Settings(logprobs=True), "--output with --logprobs"),
         (lambda: Settings(prompts="a.txt", output="./b/../a.txt"), "--output and --prompts to be two files"),
+        (lambda: Job(input="x"), "--input and --output-dir together, got one"),
+        (lambda: Job(output_dir="x"), "--input and --output-dir together, got one"),
+        (lambda: Job(merge=True), "--input with --merge, got none"),
+        (lambda: Job(process_count=2), "--input with --process-count, got none"),
+        (lambda: Job(input="x", output_dir="gs://bucket/y"), "--output-dir on a local or mounted file system"),
+        (lambda: Job(input="x", output_dir="y", process_index=1), r"--process-index in 0\.\.0"),
+        (lambda: Job(input="x", output_dir="y", max_prompt_tokens=0), "--max-prompt-tokens of at least 1, got 0"),
+        (lambda: Settings(job=JOB, prompt=("a",)), "--input without --prompt, got both"),
+        (lambda: Settings(job=JOB, prompts="a"), "--input without --prompts, got both"),
+        (lambda: Settings(job=JOB, output="a"), "--input without --output, got both"),
+        (lambda: Settings(job=JOB, compare=True), "--input without --compare, got both"),
+        (lambda: Settings(job=JOB, stream=True), "--input without --stream, got both"),
         (lambda: Sampling(stop=("x",), min_tokens=1), "--stop without --min-tokens"),
         (lambda: Sampling(top_k=5), "--temperature above 0 with --top-k, --top-p or --min-p, got 0"),
         (lambda: Sampling(top_p=0.5), "--temperature above 0"),
@@ -78,6 +91,7 @@ def test_text_is_streamed_where_it_can_be():
     assert not Settings(batch_size=2).streams
     assert Settings(output="x", stream=True).streams
     assert not Settings(stream=False).streams
+    assert not Settings(job=JOB).streams
 
 
 @pytest.mark.parametrize("verifier", [Rejection(), Block(), ExactMatch()])
