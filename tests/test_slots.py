@@ -1,14 +1,18 @@
 """Rows that take the place of others in a running batch (cases 62 and 68)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import outputs, snapshot
-from programs import NEW, VOCAB, WIDTH, WINDOW, compilations, table_config
+from harness import tiny_params
+from programs import NEW, TINY, VOCAB, WIDTH, WINDOW, compilations, table_config
 from small_jobs import quick_programs
 
-from specjax import compiled
+from specjax import compiled, decode
+from specjax.decode import DecodeConfig
 from specjax.drafters.ngram import NGramDrafter
 from specjax.sampling import sampling_params
 from specjax.slots import Slots, empty_slots
@@ -106,6 +110,25 @@ def test_costs_belong_to_the_slots_and_history_to_the_row():
     after = put(slots, new.replace(state=new.state.replace(pace=pace)), 2).state.pace
     assert after.costs.tolist() == [1.0, 1.0]
     np.testing.assert_allclose(after.acceptance[2] - after.acceptance[1], 0.1, rtol=1e-5)
+
+
+def test_a_row_is_put_in_place_and_no_buffer_is_copied():
+    """The compiled program needs no memory beside the slots that it writes into."""
+    row, slots = (Slots(state=shapes(width, rows), sampling=sampling_params(rows, max_tokens=NEW)) for width, rows in
+                  ((16, 1), (256, SLOTS)))  # fmt: skip
+    memory = compiled._insert.lower(slots, row, jnp.int32(0), pad_id=0).compile().memory_analysis()
+    buffers = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(slots.state.cache))
+    assert memory.temp_size_in_bytes < buffers / 100
+    assert memory.alias_size_in_bytes > buffers
+
+
+def shapes(width, rows):
+    """Of a transformer's state, bfloat16 in its cache."""
+    config = DecodeConfig(target=TINY)
+    params = Params(target=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tiny_params()))
+    prompt, length = jnp.zeros((rows, width), jnp.int32), jnp.ones(rows, jnp.int32)
+    prefill = partial(decode.prefill, config=config, max_new_tokens=NEW)
+    return jax.eval_shape(prefill, params, jax.random.key(0), prompt, length, sampling_params(rows, max_tokens=NEW))
 
 
 def test_one_program_inserts_into_every_slot_and_the_row_can_be_used_again():

@@ -1,7 +1,7 @@
 """What a job has to do and what it has done: the rows of its input against the records of its parts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ class Inventory:
     samples: bool
     """Whether any row has a temperature above 0."""
 
-    def share(self, job: Job) -> list[str | int]:
-        """Ids of the rows that a process takes: those of every so manyth line, whatever has become of them."""
-        return [name for name, (line, _) in self.rows.items() if (line - 1) % job.process_count == job.process_index]
+    def share(self, job: Job) -> dict[str | int, int]:
+        """Lines by id of the rows that a process takes, whatever has become of them."""
+        lines = {name: line for name, (line, _) in self.rows.items()}
+        return {name: line for name, line in lines.items() if (line - 1) % job.process_count == job.process_index}
 
-    def reread(self, settings: Settings) -> Iterator[Row]:
-        """The rows once more, with their texts."""
-        for row in read_rows(str(settings.job.input), settings):
+    def reread(self, settings: Settings, lines: Container[int]) -> Iterator[Row]:
+        """The rows of these lines once more, with their texts."""
+        for row in read_rows(str(settings.job.input), settings, lines):
             if isinstance(row, Row) and self.rows.get(row.prompt.id) == (row.line, row.digest):
                 yield row
 

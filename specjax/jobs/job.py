@@ -72,10 +72,10 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
             _warn(run.console, f"warning: {difference}: tokens may differ by rounding")
         ledger = read_ledger(directory, inventory, job.process_index)
         share = inventory.share(job)
-        missing = {name for name in share if name not in ledger.places}
+        missing = {line for name, line in share.items() if name not in ledger.places}
         if missing and not run.signals:
             journal = _Journal(settings, writer, ledger, run.console)
-            rows = (row for row in inventory.reread(settings) if row.prompt.id in missing)
+            rows = inventory.reread(settings, missing)
             progress = JobProgress(run.console, len(share) - len(missing), len(share), clock=run.clock)
             _decode(settings, rows, journal, progress, run)
 

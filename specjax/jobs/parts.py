@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 PATTERN = "completions-*.jsonl"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """Where the record of a row is."""
 

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -48,18 +48,21 @@ class Fault:
     error: str
 
 
-def read_rows(path: str, settings: Settings) -> Iterator[Row | Fault]:
+def read_rows(path: str, settings: Settings, lines: Container[int] | None = None) -> Iterator[Row | Fault]:
     """Reads a file of rows line by line.
 
     Args:
       path: the file, on any file system that `etils.epath` can open.
       settings: what rows are completed with where they do not say.
+      lines: numbers of the lines to look at; None: all.
 
     Raises:
       OSError: the file cannot be read.
     """
     with epath.Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
+            if lines is not None and number not in lines:
+                continue
             try:
                 yield _parse(line, number, settings)
             except (ValueError, RecursionError) as error:
@@ -71,8 +74,7 @@ def _parse(line: bytes, number: int, settings: Settings) -> Row:
     row, changes = _unwrap(row) if isinstance(row, dict) and "body" in row else (row, _own(row))
     prompt = prompt_of(row, number - 1)
     str(prompt.id).encode()  # a lone surrogate could not be written back
-    sampling = _changed(settings.sampling, changes)
-    _check(sampling, settings)
+    sampling = _changed(settings, changes) if changes else settings.sampling
     content = json.dumps([prompt.content, dict(changes)], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return Row(line=number, prompt=prompt, sampling=sampling, digest=digest)
@@ -106,7 +108,7 @@ def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return plain, {name: value for name, value in body.items() if name not in _NO_PARAMETERS | _NEUTRAL.keys()}
 
 
-def _changed(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+def _changed(settings: Settings, changes: Mapping[str, Any]) -> Sampling:
     """The job's parameters with those of a row in their place."""
     values = {}
     for name, value in changes.items():
@@ -114,7 +116,9 @@ def _changed(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
         if field not in _FIELDS:
             raise ValueError(f"expected sampling parameters among {', '.join(_FIELDS)}, got {name!r}")
         values[field] = _typed(name, value, _FIELDS[field])
-    return dataclasses.replace(sampling, **values) if values else sampling
+    sampling = dataclasses.replace(settings.sampling, **values)
+    _check(sampling, settings)
+    return sampling
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
