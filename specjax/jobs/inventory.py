@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from specjax.jobs.parts import Place, read_records
 from specjax.jobs.rows import Fault, Row, read_rows
@@ -40,8 +39,8 @@ class Ledger:
 
     places: dict[str | int, Place]
     """Of completed rows."""
-    errors: dict[str | int, dict[str, Any]]
-    """Records of rows that could not be completed."""
+    errors: dict[str | int, str]
+    """Why rows could not be completed."""
     runs: int
     """Starts of this process that have written anything."""
 
@@ -92,10 +91,10 @@ def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Le
         if record["process"] == process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
         if "error" in record:
-            ledger.errors[name] = record
+            ledger.errors[name] = record["error"]
         else:
             ledger.places.setdefault(name, place)
-    ledger.errors = {name: record for name, record in ledger.errors.items() if name not in ledger.places}
+    ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}
     return ledger
 
 

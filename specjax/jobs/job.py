@@ -68,7 +68,7 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
     """Completes what this process has to complete, unless a signal comes."""
     job = settings.job
     with PartWriter(directory, job.process_index) as writer:
-        for difference in check_manifest(directory, build_manifest(settings)):
+        for difference in check_manifest(directory, build_manifest(settings, samples=inventory.samples)):
             _warn(run.console, f"warning: {difference}: tokens may differ by rounding")
         ledger = read_ledger(directory, inventory, job.process_index)
         share = inventory.share(job)
@@ -126,9 +126,8 @@ class _Journal:
         """
         refuse(fault, self._settings)
         _warn(self._console, f"skipped: line {fault.line}: {fault.error}")
-        if self._errors.get(row.prompt.id, {}).get("error") != fault.error:
-            record = {"id": row.prompt.id, "line": fault.line, "error": fault.error, "digest": row.digest}
-            self._writer.append([record | self._stamp])
+        if self._errors.get(row.prompt.id) != fault.error:
+            self._writer.append([{"id": row.prompt.id, "error": fault.error, "digest": row.digest, **self._stamp}])
 
 
 def _warn(console: Console, text: str) -> None:
@@ -149,7 +148,7 @@ def _merge(directory: Path, inventory: Inventory, ledger: Ledger) -> Outcome:
             f"expected every row complete before --merge, got {len(missing)} of {len(inventory.rows)} that are not "
             f"(first id {missing[0]!r}): start the processes that have not ended once more"
         )
-    errors = [{"id": name, "line": record["line"], "error": record["error"]} for name, record in ledger.errors.items()]
+    errors = [{"id": name, "line": inventory.rows[name][0], "error": error} for name, error in ledger.errors.items()]
     errors += [{"id": None, "line": fault.line, "error": fault.error} for fault in inventory.faults]
     summary = write_results(
         directory,

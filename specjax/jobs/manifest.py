@@ -12,8 +12,9 @@ import jax
 
 from specjax.io.files import read_json
 from specjax.io.sources import resolve_model
-from specjax.jobs.parts import write_whole
+from specjax.jobs.parts import PATTERN, write_whole
 from specjax.jobs.settings import DraftModel, Settings, record
+from specjax.verify import ExactMatch
 
 NAME = "manifest.json"
 FREE = frozenset(
@@ -23,20 +24,25 @@ FREE = frozenset(
 _PINNED = ("format", "settings", "model", "draft_model")
 
 
-def build_manifest(settings: Settings) -> dict[str, Any]:
+def build_manifest(settings: Settings, *, samples: bool) -> dict[str, Any]:
     """The manifest of a job with these settings, on this machine.
+
+    Args:
+      settings: of the job.
+      samples: whether any row has a temperature above 0.
 
     Raises:
       ValueError: a model that cannot be found.
     """
     draft = settings.drafter.model if isinstance(settings.drafter, DraftModel) else None
     device = jax.devices()[0]
+    same_tokens = settings.dtype == "float32" and (not samples or isinstance(settings.verifier, ExactMatch))
     return {
         "format": 1,
         "settings": _pinned(settings),
         "model": {"sha256": digest_files(resolve_model(settings.model))},
         "draft_model": None if draft is None else {"sha256": digest_files(resolve_model(draft))},
-        "lossless_level": "tokens" if settings.promises_equal_tokens else "distribution",
+        "lossless_level": "tokens" if same_tokens else "distribution",
         "model_name": settings.model,
         "matmul_precision": str(jax.config.values["jax_default_matmul_precision"]),
         "prng_implementation": str(jax.random.key_impl(jax.random.key(0))),
@@ -55,6 +61,11 @@ def check_manifest(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
       ValueError: a setting or a model that is not the one which the output was begun with; the message names it.
     """
     path = directory / NAME
+    if not path.exists() and any(part.stat().st_size for part in directory.glob(PATTERN)):
+        raise ValueError(
+            f"expected {path} beside the completed rows, got none: without it nothing says what they were made with. "
+            "Put it back, or choose another --output-dir"
+        )
     if not path.exists():
         write_whole(path, [json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"])
     before, now = dict(_leaves(read_json(path))), dict(_leaves(json.loads(json.dumps(manifest))))

@@ -23,6 +23,7 @@ from specjax.verify import Greedy
 
 _ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 _FIELDS = typing.get_type_hints(Sampling)
+_PARAMETERS = _FIELDS.keys() | _ALIASES.keys()
 _NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
@@ -84,7 +85,7 @@ def _own(row: Any) -> Mapping[str, Any]:
     """The parameters of a plain row, which stand below `sampling` and nowhere else."""
     if not isinstance(row, dict):
         return {}
-    stray = sorted((_FIELDS.keys() | _ALIASES.keys()) & row.keys())
+    stray = sorted(_PARAMETERS & row.keys())
     if stray:
         raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
     changes = row.get("sampling", {})
