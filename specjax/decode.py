@@ -13,8 +13,9 @@ The last committed token of a live row is *pending*: it is in no cache yet, and 
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ from specjax.types import (
     Verifier,
 )
 from specjax.verify import ExactMatch
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,13 +235,36 @@ def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *,
     """One round of draft, verify and commit for every live row; done rows stay as they are."""
     draft, draft_state = _draft(params, state, sampling, config)
     state = dataclasses.replace(state, draft_state=draft_state)
-    sizes = jnp.asarray(config.window_sizes)
-    window = jnp.searchsorted(sizes, draft.length.max())
-    branches = [
-        partial(_verify, params, sampling=sampling, config=config, width=width) for width in config.window_sizes
-    ]
-    judged, cache, draft_state = lax.switch(window, branches, state, draft)
-    return _commit(dataclasses.replace(state, cache=cache, draft_state=draft_state), draft, judged)
+    window = jnp.searchsorted(jnp.asarray(config.window_sizes), draft.length.max())
+    judged = _nothing_judged(len(draft.length), config)
+    for index, width in enumerate(config.window_sizes):
+        verify = partial(_verify, params, draft=draft, sampling=sampling, config=config, width=width)
+        judged, state = _run_if(window == index, verify, (judged, state))
+    return _commit(state, draft, judged)
+
+
+def _run_if(wanted: jax.Array, function: Callable[[T], T], carry: T) -> T:
+    """`function(carry)` if `wanted`, else `carry`, with every large buffer written in place.
+
+    It is a loop of one round at most: what a conditional returns XLA copies, what a loop carries it does not.
+    """
+
+    def run(loop: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        return jnp.zeros_like(wanted), function(loop[1])
+
+    return lax.while_loop(lambda loop: loop[0], run, (wanted, carry))[1]
+
+
+def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
+    columns, count = (batch, config.drafter.num_tokens + 1), jnp.zeros(batch, jnp.int32)
+    return _Judged(
+        tokens=jnp.zeros(columns, jnp.int32),
+        num_accepted=count,
+        num_emitted=count,
+        stopped=count > 0,
+        broken=count > 0,
+        log_probs=LogProbs(raw=jnp.zeros(columns), processed=jnp.zeros(columns)) if config.log_probs else None,
+    )
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
@@ -248,17 +274,15 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     room = jnp.where(state.finish_reason == FinishReason.RUNNING, room, 0)
     wanted = jnp.where(pays(state.pace, room, None, sizes), room, 0)
 
-    def propose(draft_state: Any) -> tuple[Draft, Any]:
+    def propose(carry: tuple[Any, Any]) -> tuple[Draft, Any]:
         keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
-        draft, draft_state = drafter.draft(params, keys, draft_state, context, sampling, state.cache)
+        draft, draft_state = drafter.draft(params, keys, carry[1], context, sampling, state.cache)
         _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
         return draft, draft_state
 
-    def decline(draft_state: Any) -> tuple[Draft, Any]:
-        shapes, _ = jax.eval_shape(propose, draft_state)
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes), draft_state
-
-    draft, draft_state = lax.cond((wanted > 0).any(), propose, decline, state.draft_state)
+    shapes, _ = jax.eval_shape(propose, (None, state.draft_state))
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    draft, draft_state = _run_if((wanted > 0).any(), propose, (nothing, state.draft_state))
     length = jnp.clip(draft.length, 0, wanted)
     promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
     length = jnp.where(pays(state.pace, promised, draft.evidence, sizes), length, 0)
@@ -275,10 +299,16 @@ def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
 
 
 def _verify(
-    params: Params, state: DecodeState, draft: Draft, *, sampling: SamplingParams, config: DecodeConfig, width: int
-) -> tuple[_Judged, Any, Any]:
+    params: Params,
+    carry: tuple[_Judged, DecodeState],
+    *,
+    draft: Draft,
+    sampling: SamplingParams,
+    config: DecodeConfig,
+    width: int,
+) -> tuple[_Judged, DecodeState]:
     """One target call over the pending token and `width` drafted ones, and the verdict on them."""
-    draft = _narrow(draft, width)
+    draft, state = _narrow(draft, width), carry[1]
     context, live = state.context, state.finish_reason == FinishReason.RUNNING
     offsets = jnp.arange(width + 1)
     tokens, positions = _window(state, draft, live)
@@ -300,7 +330,7 @@ def _verify(
         broken=num_decided <= verdict.num_accepted,
         log_probs=_token_log_probs(seen, log_probs, verdict, config) if config.log_probs else None,
     )
-    return judged, cache, draft_state
+    return judged, dataclasses.replace(state, cache=cache, draft_state=draft_state)
 
 
 def _narrow(draft: Draft, width: int) -> Draft:

@@ -1,11 +1,26 @@
 """Writes into the key/value cache, in the form each backend uses."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from harness import tiny_config, tiny_params
 
 from specjax import cache as kv
+from specjax import decode
+from specjax.decode import DecodeConfig
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.ngram import NGramDrafter
+from specjax.models.transformer import Transformer
+from specjax.sampling import sampling_params
+from specjax.testing.compiling import compiler_options
+from specjax.types import Params
+from specjax.verify import Rejection
+
+TINY = Transformer(tiny_config())
 
 HEADS, WIDTH, CAPACITY = 2, 4, 16
 STARTS = [[0], [13, -1, 4], [14, 15, 16, 0]]
@@ -57,6 +72,21 @@ def test_more_tokens_than_slots_are_refused():
     entry = jnp.zeros((1, HEADS, 5, WIDTH))
     with pytest.raises(ValueError, match="at most 4"):
         kv.append(cache, [(entry, entry)], jnp.arange(5)[None], jnp.zeros((1, 5, 1)))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("drafter", [NGramDrafter(num_tokens=3), ModelDrafter(model=TINY, num_tokens=3, vocab_size=61)])
+def test_a_step_copies_no_cache(batch, drafter):
+    """Whichever window it takes, and drafting or not: neither the target's buffers nor the draft model's are copied."""
+    config = DecodeConfig(target=TINY, drafter=drafter, verifier=Rejection())
+    params, sampling = Params(target=tiny_params(), draft=tiny_params(1)), sampling_params(batch, max_tokens=8)
+    given = params, jax.random.key(0), jnp.zeros((batch, 512), jnp.int32), jnp.ones(batch, jnp.int32), sampling
+    state = jax.eval_shape(partial(decode.prefill, config=config, max_new_tokens=8), *given)
+    steps = jax.jit(partial(decode.decode_steps, config=config), donate_argnums=1, compiler_options=compiler_options(0))
+    text = steps.lower(params, state, sampling, jnp.int32(1), jnp.int32(1)).compile().as_text()
+    shape = ",".join(map(str, state.cache.keys[0].shape))
+    assert f"f32[{shape}]" in text
+    assert not re.findall(rf"= f32\[{shape}\]\S* copy\(.*", text)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
