@@ -59,7 +59,8 @@ class SlotBatch:
         self.compile_time_s = 0.0
         """Seconds of tracing, compiling (or reading from the cache), first runs and measured steps."""
         self.host_time_s = 0.0
-        """Seconds between the end of a call on the device and the start of the next, compilation apart."""
+        """Seconds between the end of a call of the decoding program and the start of the next, compilation apart: at
+        least what the device waits for the host, since it may be reading prompts meanwhile."""
         self.num_calls = 0
         """Calls of the decoding program."""
 
