@@ -43,7 +43,7 @@ def crash(model, tmp_path, *arguments):
 def test_case_70_thirty_kills_change_nothing(model, tmp_path):
     """Batches of 2 and 4 rows in turn."""
     report, whole, killed = crash(
-        model, tmp_path, "--max-new-tokens", "8", "--temperature", "1.2", "--verifier", "exact_match"
+        model, tmp_path, "--max-new-tokens", "8", "--temperature", "0.02", "--verifier", "exact_match"
     )
     assert report["killed"] == KILLS
     assert report["torn"] > 0
@@ -54,5 +54,6 @@ def test_case_70_thirty_kills_change_nothing(model, tmp_path):
     assert sorted(json.loads(line)["id"] for line in part) == sorted(ids)
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
     assert summary["num_prompts"] == ROWS
+    assert summary["num_accepted_tokens"] > ROWS
     assert summary["num_emitted_tokens"] == sum(len(json.loads(line)["token_ids"]) for line in killed.splitlines())
-    assert summary["num_runs"] >= report["wrote"] > KILLS // 3
+    assert summary["num_runs"] > KILLS // 4, report  # starts that completed rows before they were killed
