@@ -10,12 +10,14 @@ from jax.core import Tracer
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.pace import GRADES
-from specjax.types import DecodeState, FinishReason, Output, Pace, Params, SamplingParams
+from specjax.types import DecodeState, Draft, FinishReason, Output, Pace, Params, SamplingParams
 from specjax.verify import Greedy
 
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
 _decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
+_draft_step = jax.jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
+_verify_step = jax.jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
 _output = jax.jit(decode.output, static_argnames=("max_new_tokens",))
 
 BUCKETS = tuple(step << power for power in range(3, 19) for step in (2, 3))
@@ -115,6 +117,20 @@ def decode_steps(
     The state passed in is donated: its buffers live on in the one returned.
     """
     return _decode_steps(params, state, sampling, jnp.int32(num_steps), config=config)
+
+
+def draft_step(
+    params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig
+) -> tuple[DecodeState, Draft]:
+    """`decode.draft_step`, jitted, to be timed by itself; the state passed in is donated."""
+    return _draft_step(params, state, sampling, config=config)
+
+
+def verify_step(
+    params: Params, state: DecodeState, draft: Draft, sampling: SamplingParams, *, config: DecodeConfig
+) -> DecodeState:
+    """`decode.verify_step`, jitted, to be timed by itself; the state passed in is donated."""
+    return _verify_step(params, state, draft, sampling, config=config)
 
 
 def stream(
