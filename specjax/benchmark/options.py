@@ -21,10 +21,10 @@ COMMANDS = {
 """Which of the axes each command takes lists for, and what it does if nobody says otherwise."""
 REFUSED = {
     "--prompt": (),
-    "--output": None,
     "--stop": (),
     "--compare": False,
     "--logprobs": False,
+    "--output": None,
     "--per-position": False,
     "--stream": None,
 }
@@ -73,6 +73,8 @@ def parse_plan(arguments: Sequence[str], *, description: str | None = None) -> P
         own, rest = _parser(description).parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
+    if any(word.split("=")[0] == "--prompts" for word in rest):
+        raise ValueError("expected --questions, got --prompts: what is measured has categories and turns")
     given = {flag: value for flag, value in vars(own).items() if flag.startswith("--") and value is not None}
     lists, defaults = COMMANDS[own.command]
     steady = {} if own.synthetic_acceptance is None else {"--pace": "always"}

@@ -72,6 +72,7 @@ def time_phases(
         drafting, verifying = drafting + draft_time, verifying + verify_time
         ends.append(clock())
     end = clock()
+    drafting = drafting if decoder.config.drafter.num_tokens else 0.0  # nothing but the launch of an empty program
     return Phases(
         prefill_time_s=prefilled - began,
         draft_time_s=drafting,

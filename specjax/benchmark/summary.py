@@ -77,8 +77,8 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         **{name: _version(name) for name in packages},
-        "matmul_precision": jax.config.read("jax_default_matmul_precision"),
-        "prng": jax.config.read("jax_default_prng_impl"),
+        "matmul_precision": jax.config.values["jax_default_matmul_precision"],
+        "prng": jax.config.values["jax_default_prng_impl"],
     }
 
 

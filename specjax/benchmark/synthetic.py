@@ -81,12 +81,3 @@ def with_synthetic_acceptance(decoder: Decoder, rate: float) -> Decoder:
         verifier=SyntheticVerifier(rate=rate),
     )
     return dataclasses.replace(decoder, config=config, sampling=dataclasses.replace(decoder.sampling, ignore_eos=True))
-
-
-def expected_length(rate: float, num_tokens: int) -> float:
-    """Tokens of a step whose K drafted tokens are each kept with chance `rate`: (1 - a^(K + 1)) / (1 - a).
-
-    References:
-      arXiv 2211.17192, equation 1.
-    """
-    return sum(rate**i for i in range(num_tokens + 1))

@@ -41,8 +41,6 @@ _QUOTIENTS = {
     "speed-up": lambda group: group["speedup"],
     "decoding": lambda group: group["decode_speedup"],
     "predicted": lambda group: group["predicted_speedup"],
-    "draft cost": lambda group: group["draft_cost_ratio"],
-    "verify cost": lambda group: group["verify_cost_ratio"],
 }
 
 
@@ -108,10 +106,17 @@ def _sweep_grids(summary: Mapping[str, Any]) -> list[Grid]:
 
 
 def _tune_grids(summary: Mapping[str, Any]) -> list[Grid]:
-    columns = ("mean_acceptance_length", "plain_step_s", "spec_step_s", "step_cost_ratio", "predicted_speedup")
+    columns = {
+        "tau": "mean_acceptance_length",
+        "plain step s": "plain_step_s",
+        "full step s": "spec_step_s",
+        "mean step / plain": "step_cost_ratio",
+        "predicted": "predicted_speedup",
+    }
     names = ("drafter", "num_speculative_tokens")
     rows = tuple(
-        (label(one["values"], names), *(show(one[column]) for column in columns)) for one in summary["candidates"]
+        (label(one["values"], names), *(show(one[column]) for column in columns.values()))
+        for one in summary["candidates"]
     )
     best = summary["measured"]
     return [
@@ -131,7 +136,7 @@ def _comparison(title: str, first: str, groups: Mapping[str, Mapping[str, Any]])
         )
         for name, group in groups.items()
     )
-    return Grid(title=title, header=(first, "prompts", *_QUOTIENTS, "95 % of speed-up", "equal outputs"), rows=rows)
+    return Grid(title=title, header=(first, "prompts", *_QUOTIENTS, "95 %", "equal"), rows=rows)
 
 
 def _run_words(summary: Mapping[str, Any]) -> str:
@@ -139,7 +144,8 @@ def _run_words(summary: Mapping[str, Any]) -> str:
     return (
         f"Speed-up {_factor(overall['speedup'])} over plain decoding ({_interval(overall['speedup_interval'])}), "
         f"prefill included; decoding alone {_factor(overall['decode_speedup'])}, "
-        f"predicted {_factor(overall['predicted_speedup'])}."
+        f"predicted {_factor(overall['predicted_speedup'])}. A step drafts for {show(overall['draft_cost_ratio'])} and "
+        f"verifies for {show(overall['verify_cost_ratio'])} of a plain step's time."
     )
 
 

@@ -222,7 +222,7 @@ def _histogram(axes: Axes, metrics: Mapping[str, Any]) -> None:
 def _positions(axes: Axes, metrics: Mapping[str, Any]) -> None:
     kinds = {
         "unconditional": metrics["acceptance_rate_per_position"],
-        "conditional on the position before": metrics["conditional_acceptance_rate"],
+        "conditional": metrics["conditional_acceptance_rate"],
     }
     for offset, (name, rates) in zip((-0.19, 0.19), kinds.items(), strict=True):
         places = [index + offset for index in range(1, len(rates) + 1)]
@@ -232,8 +232,7 @@ def _positions(axes: Axes, metrics: Mapping[str, Any]) -> None:
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter(PercentFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), ncols=2)
-    axes.title.set_position((0, 1.2))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.grid(axis="y")
 
 
@@ -248,7 +247,7 @@ def _time_split(axes: Axes, sides: Mapping[str, Mapping[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.14 * max(left))
     axes.set_xlabel("milliseconds per output token")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.02), ncols=len(PHASES))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.grid(axis="x")
 
 

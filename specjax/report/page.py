@@ -15,10 +15,11 @@ _STYLE = """
   :root { --paper: #0d1117; --ink: #e6edf3; --line: #3d444d; --soft: #9198a1; --warn: #f0a35e; }
 }
 body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 62rem; padding: 0 1rem; }
+  max-width: 74rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .warning { border-left: 4px solid var(--warn); color: var(--warn); font-weight: 600; padding-left: .8rem; }
-figure { margin: 2rem 0; } figure img { max-width: 100%; } figcaption { color: var(--soft); font-size: .9rem; }
+figure { margin: 2rem 0; } figure img { max-width: 100%; width: 50rem; }
+figcaption { color: var(--soft); font-size: .9rem; }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
