@@ -165,9 +165,11 @@ CASES = {
         "test_case_65_a_length_limit_inside_the_window",
         "test_case_65_finished_rows_add_to_no_counter",
         "test_case_65_counting_alone",
+        "test_case_65_what_is_measured_is_the_output",
     ),
     67: (
         "test_case_67_what_the_clock_sees",
+        "test_case_67_phases_wait_for_the_device",
         "test_case_67_latency_is_per_token_and_steps_are_named_apart",
         "test_case_67_first_arrival_may_hold_several_tokens",
     ),
@@ -175,6 +177,8 @@ CASES = {
     69: (
         "test_case_69_drafters_run_with_their_defaults",
         "test_case_69_every_option_changes_what_is_asked_for",
+        "test_case_69_every_benchmark_option_changes_the_plan",
+        "test_case_69_options_of_generate_reach_every_point",
         "test_what_does_not_go_together_is_refused_by_name",
         "trees",
     ),
