@@ -57,11 +57,14 @@ def test_both_ways_decode_the_same_prompts(pairs):
         assert all(one.stats.steps < 12 for one in fast)
 
 
-def test_a_later_turn_follows_the_plain_reply(pairs):
+def test_a_later_turn_follows_the_plain_reply():
+    """Simulated acceptance of a wrong draft makes the speculative one another text."""
+    question = Question(id=1, category="a", turns=("020", "3"))
+    first, then = measure(with_synthetic_acceptance(line_decoder(), 1.0), [question])
     reply = (LINE * 2)[1:13]
-    assert pairs[0].plain.completions[0].text == reply
-    (second,) = pairs[1].plain.completions
-    assert [message["content"] for message in second.prompt.content] == [KNOWN, reply, "3"]
+    assert first.plain.completions[0].text == reply != first.speculative.completions[0].text
+    (second,) = then.plain.completions
+    assert [message["content"] for message in second.prompt.content] == ["020", reply, "3"]
     assert [message["role"] for message in second.prompt.content] == ["user", "assistant", "user"]
 
 
