@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from specjax.report.table import show
@@ -35,11 +36,11 @@ METRICS = (
 """What is shown of each way of decoding, in this order."""
 _QUOTIENTS = {
     "tau": lambda group: group["speculative"]["mean_acceptance_length"],
-    "accepted": lambda group: group["speculative"]["draft_acceptance_rate"],
+    "kept": lambda group: group["speculative"]["draft_acceptance_rate"],
     "plain tok/s": lambda group: group["plain"]["output_tokens_per_second"],
     "spec. tok/s": lambda group: group["speculative"]["output_tokens_per_second"],
     "speed-up": lambda group: group["speedup"],
-    "decoding": lambda group: group["decode_speedup"],
+    "decode only": lambda group: group["decode_speedup"],
     "predicted": lambda group: group["predicted_speedup"],
 }
 
@@ -63,7 +64,7 @@ def grids(summary: Mapping[str, Any]) -> list[Grid]:
 
 def terminal_table(grid: Grid) -> Table:
     """A grid for a terminal."""
-    table = Table(title=grid.title, title_justify="left")
+    table = Table(title=grid.title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(grid.header):
         table.add_column(name, justify="right" if index else "left")
     for row in grid.rows:
@@ -129,14 +130,13 @@ def _comparison(title: str, first: str, groups: Mapping[str, Mapping[str, Any]])
     rows = tuple(
         (
             name,
-            show(group["plain"]["num_prompts"]),
-            *(show(take(group)) for take in _QUOTIENTS.values()),
+            *(_short(take(group)) for take in _QUOTIENTS.values()),
             _interval(group["speedup_interval"]),
             f"{group['num_equal_outputs']}/{group['plain']['num_prompts']}",
         )
         for name, group in groups.items()
     )
-    return Grid(title=title, header=(first, "prompts", *_QUOTIENTS, "95 %", "equal"), rows=rows)
+    return Grid(title=title, header=(first, *_QUOTIENTS, "95 %", "equal"), rows=rows)
 
 
 def _run_words(summary: Mapping[str, Any]) -> str:
@@ -168,6 +168,11 @@ def _tune_words(summary: Mapping[str, Any]) -> str:
     if advice["speculate"]:
         return f"Use {advice['options']}: {found}."
     return f"Do not speculate ({advice['options']}): {found}, the best prediction, is no gain beyond doubt."
+
+
+def _short(value: float | None) -> str:
+    """Three digits of a number, which is what such a measurement bears."""
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _interval(ends: Sequence[float] | None) -> str:

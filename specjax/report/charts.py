@@ -20,6 +20,8 @@ SCHEMES = {
     "dark": ("#0d1117", "#e6edf3", "#3d444d", ("#58a6ff", "#f0a35e", "#56d364", "#c297ff", "#f778ba", "#9198a1")),
 }
 """Background, ink, grid and series of each colour scheme; the series differ in lightness as well as in hue."""
+_MARKERS = "os^D"
+_MOST_LABELS = 14
 _INCH = 72
 
 
@@ -189,18 +191,14 @@ def _speedup_bars(axes: Axes, groups: Mapping[str, Mapping[str, Any]]) -> None:
     rows = {name: group for name, group in groups.items() if group["speedup"] is not None}
     names, values = list(rows), [group["speedup"] for group in rows.values()]
     ends = [group["speedup_interval"] or [group["speedup"]] * 2 for group in rows.values()]
-    whiskers = [
-        [max(value - low, 0) for value, (low, _) in zip(values, ends, strict=True)],
-        [max(high - value, 0) for value, (_, high) in zip(values, ends, strict=True)],
-    ]
     colors = ["C0" if value >= 1 else "C1" for value in values]
     axes.barh(names, values, color=colors, height=0.62)
     ink = axes.xaxis.label.get_color()
-    axes.errorbar(values, names, xerr=whiskers, fmt="none", ecolor=ink, elinewidth=1, capsize=2)
-    for index, (value, (_, high)) in enumerate(zip(values, ends, strict=True)):
+    for index, (value, (low, high)) in enumerate(zip(values, ends, strict=True)):
+        axes.plot([low, high], [index, index], color=ink, linewidth=1)
         axes.annotate(f"{value:.2f}", (max(value, high), index), (4, 0), textcoords="offset points", va="center")
     axes.axvline(1, color=ink, linestyle="--", linewidth=1)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.12 * max(1.0, *(high for _, high in ends)))
     axes.set_xlabel("speed-up over plain decoding")
     axes.grid(axis="x")
@@ -259,8 +257,8 @@ def _against(axes: Axes, points: Sequence[Mapping[str, Any]], axis: str, text: s
     for index, (name, line) in enumerate(lines.items()):
         line.sort(key=lambda point: point["values"][axis])
         places = [point["values"][axis] for point in line]
-        color = f"C{index % 6}"
-        for side, style in (("speculative", "o-"), ("plain", "--")):
+        color, marker = f"C{index % 6}", _MARKERS[index // 6 % len(_MARKERS)]
+        for side, style in (("speculative", f"{marker}-"), ("plain", "--")):
             rates = [point[side]["output_tokens_per_second"] for point in line]
             axes.plot(places, rates, style, color=color, markersize=4, label=name if side == "speculative" else None)
     axes.plot([], [], "--", color=axes.xaxis.label.get_color(), label="plain (break-even)")
@@ -285,7 +283,8 @@ def _measured_against_predicted(axes: Axes, groups: Mapping[str, Mapping[str, An
     }
     for name, place in known.items():
         axes.plot(*place, "o", color="C0", markersize=5)
-        axes.annotate(name, place, (5, -3), textcoords="offset points", fontsize=7)
+        if len(known) <= _MOST_LABELS:
+            axes.annotate(name, place, (5, -3), textcoords="offset points", fontsize=7)
     values = [1.0, *(value for place in known.values() for value in place)]
     low, high = 0.9 * min(values), 1.1 * max(values)
     ink = axes.xaxis.label.get_color()

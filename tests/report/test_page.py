@@ -26,7 +26,7 @@ def test_it_needs_nothing_beside_itself(run_page):
 
 def test_it_holds_words_tables_and_surroundings(run_page):
     assert "Speed-up 1.29x over plain decoding" in run_page
-    assert "<td>qa</td><td>1</td>" in run_page
+    assert "<td>qa</td><td>2.67</td>" in run_page
     assert "&lt;tiny&gt;" in run_page
     assert "<tiny>" not in run_page
     assert "prefers-color-scheme: dark" in run_page
