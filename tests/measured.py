@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ WINDOW = 4
 TOKENIZER = byte_tokenizer(chat_template="{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
-def line_decoder(**changes: Any) -> Decoder:
+def line_decoder(max_new_tokens: int = 12) -> Decoder:
     """Writes LINE round and round, 12 tokens of it; drafts from the text, 4 tokens a step."""
     logits = np.random.default_rng(0).normal(size=(257, 257)).astype(np.float32)
     for one, next_one in itertools.pairwise(LINE + LINE[0]):
@@ -41,7 +40,7 @@ def line_decoder(**changes: Any) -> Decoder:
         config=DecodeConfig(target=model, drafter=NGramDrafter(num_tokens=WINDOW), verifier=ExactMatch()),
         tokenizer=TOKENIZER,
         eos_ids=TOKENIZER.eos_ids,
-        sampling=Sampling(**{"max_new_tokens": 12} | changes),
+        sampling=Sampling(max_new_tokens=max_new_tokens),
     )
 
 

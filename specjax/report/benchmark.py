@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.table import Table
 
 from specjax.report.table import show
@@ -64,9 +63,9 @@ def grids(summary: Mapping[str, Any]) -> list[Grid]:
 
 def terminal_table(grid: Grid) -> Table:
     """A grid for a terminal."""
-    table = Table(title=grid.title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=grid.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(grid.header):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name.replace(" ", "\n") if index else name, justify="right" if index else "left")
     for row in grid.rows:
         table.add_row(*row)
     return table
@@ -131,12 +130,12 @@ def _comparison(title: str, first: str, groups: Mapping[str, Mapping[str, Any]])
         (
             name,
             *(_short(take(group)) for take in _QUOTIENTS.values()),
-            _interval(group["speedup_interval"]),
+            _interval(group["speedup_interval"], "-"),
             f"{group['num_equal_outputs']}/{group['plain']['num_prompts']}",
         )
         for name, group in groups.items()
     )
-    return Grid(title=title, header=(first, *_QUOTIENTS, "95 %", "equal"), rows=rows)
+    return Grid(title=title, header=(first, *_QUOTIENTS, "95%", "equal"), rows=rows)
 
 
 def _run_words(summary: Mapping[str, Any]) -> str:
@@ -175,8 +174,8 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _interval(ends: Sequence[float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
+def _interval(ends: Sequence[float] | None, between: str = " to ") -> str:
+    return "-" if ends is None else f"{ends[0]:.2f}{between}{ends[1]:.2f}"
 
 
 def _factor(value: float | None) -> str:
