@@ -24,6 +24,7 @@ import torch
 import transformers
 
 import specjax
+from specjax.benchmark.questions import read_questions
 from specjax.io.checkpoint import load_checkpoint
 from specjax.io.huggingface import to_state_dict
 from specjax.io.sources import resolve_model
@@ -162,16 +163,6 @@ def draft_seconds(system, prompt, repeats=9):
     return statistics.median(times[2:])
 
 
-def read_questions(path, per_category):
-    """The first turn of up to `per_category` questions of each category."""
-    groups = defaultdict(list)
-    for line in Path(path).read_text().splitlines():
-        row = json.loads(line)
-        if per_category is None or len(groups[row["category"]]) < per_category:
-            groups[row["category"]].append(row)
-    return [row for rows in groups.values() for row in rows]
-
-
 def first_difference(left, right):
     """Index of the first differing token, None if the lists are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -189,7 +180,7 @@ def compare(args, hub, checkpoint, tokenizer):
     floors, records = {}, []
     plain_pace, always = specjax.make_pace(1, [1.0]), specjax.make_pace(1, [1.0, 1.0])
     for row in read_questions(args.questions, args.per_category):
-        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["turns"][0]}])
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row.turns[0]}])
         size = specjax.bucket(len(prompt))
         if size not in floors:
             started = time.perf_counter()
@@ -216,8 +207,8 @@ def compare(args, hub, checkpoint, tokenizer):
         split = first_difference(runs["hf"].tokens, runs["plain"].tokens)
         records.append(
             {
-                "question_id": row["question_id"],
-                "category": row["category"],
+                "question_id": row.id,
+                "category": row.category,
                 "prompt_tokens": len(prompt),
                 "bucket": size,
                 "first_difference": split,
@@ -226,7 +217,7 @@ def compare(args, hub, checkpoint, tokenizer):
                 "runs": {name: dataclasses.asdict(run) for name, run in runs.items()},
             }
         )
-        print(f"{len(records)} {row['category']} {len(prompt)}", file=sys.stderr, flush=True)
+        print(f"{len(records)} {row.category} {len(prompt)}", file=sys.stderr, flush=True)
     return records, floors
 
 
@@ -236,13 +227,13 @@ def compare_tokens(args, hub, checkpoint, tokenizer):
     system, pace = SpecJax(checkpoint, drafter, args.max_new_tokens), specjax.make_pace(1, [1.0, 1.0])
     differences, tokens = [], 0
     for row in read_questions(args.questions, args.per_category):
-        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["turns"][0]}])
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": row.turns[0]}])
         right, found = hub(prompt, args.max_new_tokens).tokens, system(prompt, pace).tokens
         split = first_difference(right, found)
         tokens += len(right)
         if split is not None:
-            differences.append((row["question_id"], split, hub.gap(prompt + right[:split])))
-        print(f"{row['question_id']} {row['category']} {split}", file=sys.stderr, flush=True)
+            differences.append((row.id, split, hub.gap(prompt + right[:split])))
+        print(f"{row.id} {row.category} {split}", file=sys.stderr, flush=True)
     above = [item for item in differences if item[2] > GAP]
     return {"tokens": tokens, "differences": differences, "differences_above_gap": above}
 

@@ -12,13 +12,15 @@ from specjax.decode import DecodeConfig
 from specjax.pace import GRADES
 from specjax.slots import Slots
 from specjax.slots import insert as insert_rows
-from specjax.types import DecodeState, FinishReason, Output, Pace, Params, SamplingParams
+from specjax.types import DecodeState, Draft, FinishReason, Output, Pace, Params, SamplingParams
 from specjax.verify import Greedy
 
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
 _decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
 _insert = jax.jit(insert_rows, static_argnames=("pad_id",), donate_argnames=("slots",))
+_draft_step = jax.jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
+_verify_step = jax.jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
 _output = jax.jit(decode.output, static_argnames=("max_new_tokens",))
 
 BUCKETS = tuple(step << power for power in range(3, 19) for step in (2, 3))
@@ -140,6 +142,20 @@ def insert(slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slo
             f"expected at most {width} columns and rows within {most} slots, got {length} and {count} from slot {slot}"
         )
     return _insert(slots, rows, jnp.int32(slot), pad_id=config.pad_id)
+
+
+def draft_step(
+    params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig
+) -> tuple[DecodeState, Draft]:
+    """`decode.draft_step`, jitted, to be timed by itself; the state passed in is donated."""
+    return _draft_step(params, state, sampling, config=config)
+
+
+def verify_step(
+    params: Params, state: DecodeState, draft: Draft, sampling: SamplingParams, *, config: DecodeConfig
+) -> DecodeState:
+    """`decode.verify_step`, jitted, to be timed by itself; the state passed in is donated."""
+    return _verify_step(params, state, draft, sampling, config=config)
 
 
 def stream(

@@ -233,8 +233,22 @@ def decode_steps(
 
 def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
     """One round of draft, verify and commit for every live row; done rows stay as they are."""
+    state, draft = draft_step(params, state, sampling, config=config)
+    return verify_step(params, state, draft, sampling, config=config)
+
+
+def draft_step(
+    params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig
+) -> tuple[DecodeState, Draft]:
+    """The first half of `decode_step`: the draft, and the state with what the drafter had to write for it."""
     draft, draft_state = _draft(params, state, sampling, config)
-    state = dataclasses.replace(state, draft_state=draft_state)
+    return dataclasses.replace(state, draft_state=draft_state), draft
+
+
+def verify_step(
+    params: Params, state: DecodeState, draft: Draft, sampling: SamplingParams, *, config: DecodeConfig
+) -> DecodeState:
+    """The second half of `decode_step`: one target call, the verdict on the draft, and the commit."""
     window = jnp.searchsorted(jnp.asarray(config.window_sizes), draft.length.max())
     judged = _nothing_judged(len(draft.length), config)
     for index, width in enumerate(config.window_sizes):

@@ -11,13 +11,15 @@ import pytest
 from checkpoint_writers import huggingface_config, huggingface_tensors, random_params, tiny, write_huggingface
 from vocabularies import byte_tokenizer
 
-from specjax import compiled
+from specjax import compiled, decode
 from specjax.io.tokenizer import save_tokenizer
 from specjax.jobs import replay
 
 EOS, USER = 256, 257
 VOCAB = 260
 _READ = decoding.fast_jit(replay._read.__wrapped__, static_argnames=("target", "width"), donate_argnames=("cache",))
+_DRAFT = decoding.fast_jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
+_VERIFY = decoding.fast_jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
 
 
@@ -41,5 +43,7 @@ def quick_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_prefill", decoding.prefill)
         patch.setattr(compiled, "_decode_steps", decoding.decode_steps)
+        patch.setattr(compiled, "_draft_step", _DRAFT)
+        patch.setattr(compiled, "_verify_step", _VERIFY)
         patch.setattr(replay, "_read", _READ)
         yield

@@ -165,20 +165,34 @@ CASES = {
         "test_case_65_a_length_limit_inside_the_window",
         "test_case_65_finished_rows_add_to_no_counter",
         "test_case_65_counting_alone",
+        "test_case_65_what_is_measured_is_the_output",
     ),
     67: (
         "test_case_67_what_the_clock_sees",
+        "test_case_67_phases_wait_for_the_device",
         "test_case_67_latency_is_per_token_and_steps_are_named_apart",
         "test_case_67_first_arrival_may_hold_several_tokens",
     ),
-    68: ("test_case_68_each_row_goes_at_its_own_pace",),
+    68: (
+        "test_case_68_each_row_goes_at_its_own_pace",
+        "test_case_68_a_fast_row_gives_its_slot_away_while_a_slow_one_goes_on",
+    ),
     69: (
         "test_case_69_drafters_run_with_their_defaults",
         "test_case_69_every_option_changes_what_is_asked_for",
+        "test_case_69_every_benchmark_option_changes_the_plan",
+        "test_case_69_options_of_generate_reach_every_point",
         "test_what_does_not_go_together_is_refused_by_name",
         "trees",
     ),
-    70: ("batch job",),
+    70: (
+        "test_case_70_a_changed_setting_is_refused_by_name",
+        "test_case_70_a_job_that_is_whole_stays_as_it_is",
+        "test_case_70_a_row_of_another_prompt_is_not_taken_for_the_old_one",
+        "test_case_70_cut_anywhere_and_resumed",
+        "test_case_70_rows_may_be_inserted_if_they_have_ids",
+        "test_case_70_thirty_kills_change_nothing",
+    ),
 }
 """The tests of each case, and the work that what is left of it waits for."""
 

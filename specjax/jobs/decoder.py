@@ -7,7 +7,7 @@ import jax
 from specjax.compiled import bucket, prefill
 from specjax.decode import DecodeConfig, without_speculation
 from specjax.io.tokenizer import Tokenizer
-from specjax.jobs.model import load_model
+from specjax.jobs.model import LoadedModel, load_model
 from specjax.jobs.settings import Sampling, Settings
 from specjax.types import DecodeState, Pace, Params, SamplingParams
 
@@ -28,13 +28,17 @@ class Decoder:
     """Rows speculate only where it pays, by step times that are measured first; otherwise always."""
 
 
-def build_decoder(settings: Settings) -> Decoder:
+def build_decoder(settings: Settings, target: LoadedModel | None = None) -> Decoder:
     """Loads what the settings name.
+
+    Args:
+      settings: what to build.
+      target: the target that they name, if it has been loaded already.
 
     Raises:
       ValueError: a model that cannot be loaded, or a drafter that does not fit it.
     """
-    target = load_model(settings.model, dtype=settings.dtype)
+    target = load_model(settings.model, dtype=settings.dtype) if target is None else target
     drafter, draft_params = settings.drafter.build(target, settings.dtype)
     return Decoder(
         params=Params(target=target.params, draft=draft_params),

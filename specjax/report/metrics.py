@@ -130,6 +130,57 @@ def speedup(metrics: Mapping[str, Any], plain: Mapping[str, Any]) -> float | Non
     return ratio(metrics["output_tokens_per_second"], plain["output_tokens_per_second"])
 
 
+def predicted_speedup(
+    acceptance_length: float | None, *, draft_s: float | None, verify_s: float | None, plain_s: float | None
+) -> float | None:
+    """What a speed-up would be if steps cost what they cost and nothing else did: tau / ((verify + draft) / plain).
+
+    Args:
+      acceptance_length: tau, tokens emitted per step.
+      draft_s: drafting time of a step.
+      verify_s: verification time of a step.
+      plain_s: time of a plain step.
+
+    References:
+      arXiv 2211.17192, theorem 3.8.
+    """
+    if draft_s is None or verify_s is None or acceptance_length is None:
+        return None
+    cost = ratio(draft_s + verify_s, plain_s)
+    return ratio(acceptance_length, cost)
+
+
+def after_first_arrival(timelines: Sequence[Timeline]) -> tuple[int, float]:
+    """Tokens and seconds of a batch behind its first step: its pace without the prefill."""
+    served = [line.emissions for line in timelines if line.emissions]
+    if not served:
+        return 0, 0.0
+    tokens = sum(count for emissions in served for _, count in emissions[1:])
+    first = min(emissions[0][0] for emissions in served)
+    return tokens, max(emissions[-1][0] for emissions in served) - first
+
+
+def speedup_interval(
+    tokens: Sequence[tuple[int, int]], seconds: Sequence[tuple[float, float]], *, num_draws: int = 1000
+) -> tuple[float, float] | None:
+    """Where 95 of 100 speed-ups lie that other prompts of this kind would have shown: a bootstrap over batches.
+
+    Args:
+      tokens: output tokens of each batch, speculative and plain.
+      seconds: their times.
+      num_draws: resampled sets of batches, drawn with a fixed seed.
+
+    Returns:
+      The interval's ends, or None for fewer than two batches or batches without output.
+    """
+    if len(tokens) < 2 or not all(min(pair) > 0 for pair in tokens):
+        return None
+    chosen = np.random.default_rng(0).integers(len(tokens), size=(num_draws, len(tokens)))
+    rates = np.asarray(tokens, float)[chosen].sum(axis=1) / np.asarray(seconds)[chosen].sum(axis=1)
+    low, high = np.quantile(rates[:, 0] / rates[:, 1], [0.025, 0.975])
+    return float(low), float(high)
+
+
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
     """The quotient, or None where there is nothing to divide by or no value at all."""
     return numerator / denominator if denominator and numerator is not None else None

@@ -1,0 +1,36 @@
+"""What a measurement leaves on disk: `summary.json`, `report.html` and a PNG of each picture."""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def check_pictures() -> None:
+    """Refuses to begin a measurement that could not be drawn.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("expected matplotlib for the report, got none: pip install 'specjax[report]'")
+
+
+def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path]:
+    """Writes the report into a directory, which is made; files of an earlier report are replaced.
+
+    Returns:
+      The files.
+    """
+    from specjax.report.charts import charts, render
+    from specjax.report.page import page
+
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    files = {"summary.json": text.encode(), "report.html": page(summary).encode()}
+    files |= {f"{chart.name}.png": render(chart, "light", "png") for chart in charts(summary)}
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    return [root / name for name in files]
