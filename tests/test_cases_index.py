@@ -13,7 +13,7 @@ NUMBERS = """
 35 37 39 40 42 43 44 45 46 48 50 51 52 53 55 56 57 58 60 61 62 64 65 67 68 69 70
 """
 """The cases of the list; numbers left out there are no cases."""
-LATER = {"sharding", "draft heads", "trees", "batch job"}
+LATER = {"sharding", "draft heads", "trees"}
 CASES = {
     1: ("test_case_01_coin_and_residual_are_independent", "test_case_01_02_03_every_position_follows_the_target"),
     2: ("test_case_01_02_03_every_position_follows_the_target", "test_case_02_no_key_is_used_twice"),
@@ -158,7 +158,12 @@ CASES = {
         "test_case_61_generate_reads_nothing_back",
         "test_case_61_a_stream_reads_only_the_finish_flags",
     ),
-    62: ("test_case_62_nothing_recompiles", "test_case_62_one_program_for_each_bucket", "sharding"),
+    62: (
+        "test_case_62_nothing_recompiles",
+        "test_case_62_one_program_for_each_bucket",
+        "test_case_62_nothing_is_compiled_for_lengths_in_a_bucket_or_few_rows",
+        "sharding",
+    ),
     64: ("test_case_64_nothing_counts_after_the_first_rejection", "test_case_64_rates_of_perfect_and_hopeless_drafts"),
     65: (
         "test_case_65_tokens_after_a_stop_count_nowhere",
