@@ -46,8 +46,8 @@ JOINED = ("q", "k", "v"), ("gate", "up")
 def join_projections(params: Any) -> Any:
     """Lays out each layer's `JOINED` projections as one matrix ("q_k_v", "gate_up"), to be multiplied at once.
 
-    Fewer and larger products are faster (those of one float32 row of SmolLM2-135M on 2 cores by an eighth). The parts are
-    deleted layer by layer, so that memory never holds more than one layer twice.
+    Fewer and larger products are faster (those of one float32 row of SmolLM2-135M on 2 cores by an eighth). The parts
+    are deleted layer by layer, so that memory never holds more than one layer twice.
 
     Args:
       params: a transformer's param pytree as loaded; its joined leaves must not be used afterwards.
