@@ -1,0 +1,20 @@
+"""What every test file needs."""
+
+import gc
+from pathlib import Path
+
+import jax
+import pytest
+
+MOST_MAPPINGS = 20_000
+"""A compiled program holds several mappings of memory. Linux grants a process 65,530: past that XLA crashes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+    """Drops the programs of earlier files once there are many."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
