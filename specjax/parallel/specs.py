@@ -1,0 +1,125 @@
+"""Where everything lies on a mesh: one `PartitionSpec` for each array, from its name."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.decode import DecodeConfig
+from specjax.drafters.early_exit import EarlyExitDrafter
+from specjax.drafters.model import ModelDrafter
+from specjax.models.params import is_shape, param_shapes
+from specjax.models.transformer import Transformer
+from specjax.parallel.layout import cuts, prepare
+from specjax.parallel.mesh import DATA, MODEL
+from specjax.types import DecodeState, KVCache, LanguageModel, Pace, Params
+
+ROWS = P(DATA)
+"""Of whatever has one entry for each row of the batch in front."""
+
+
+def on_mesh(config: DecodeConfig, *, target: str | None = MODEL, draft: str | None = None) -> DecodeConfig:
+    """The same decoder with its models cut over mesh axes.
+
+    Args:
+      config: what to run.
+      target: axis of the target (and of an early exit, which is part of it); None: whole on each device.
+      draft: axis of a draft model.
+
+    Raises:
+      ValueError: a model that cannot be cut.
+    """
+    drafter = config.drafter
+    if isinstance(drafter, EarlyExitDrafter):
+        drafter = dataclasses.replace(drafter, target=_over(drafter.target, target))
+    if isinstance(drafter, ModelDrafter):
+        drafter = dataclasses.replace(drafter, model=_over(drafter.model, draft))
+    return dataclasses.replace(config, target=_over(config.target, target), drafter=drafter)
+
+
+def param_specs(config: DecodeConfig) -> Params:
+    """A spec for each array of the params, as `shard_params` places them (a prefix tree)."""
+    drafter = config.drafter
+    draft = _model_specs(drafter.model) if isinstance(drafter, ModelDrafter) else P()
+    return Params(target=_model_specs(config.target), draft=draft)
+
+
+def state_specs(config: DecodeConfig) -> DecodeState:
+    """A spec for each array of the decoding loop's carry (a prefix tree)."""
+    drafter = config.drafter
+    return DecodeState(
+        context=ROWS,
+        limit=ROWS,
+        finish_reason=ROWS,
+        keys=ROWS,
+        cache=_cache_specs(config.target),
+        draft_state=_cache_specs(drafter.model) if isinstance(drafter, ModelDrafter) else ROWS,
+        pace=pace_specs(),
+        stats=ROWS,
+        log_probs=ROWS,
+    )
+
+
+def pace_specs() -> Pace:
+    """A spec for each array of a pace: every row has a history, and all have the same costs."""
+    return Pace(acceptance=ROWS, costs=P())
+
+
+def shard_params(params: Params, config: DecodeConfig, mesh: Mesh) -> Params:
+    """Places params on a mesh, each array padded or repeated so that it divides (see `layout`).
+
+    Args:
+      params: whole, as they were loaded.
+      config: says which model is cut over which axis.
+      mesh: from `make_mesh`.
+    """
+    drafter = config.drafter
+    draft = _prepared(params.draft, drafter.model, mesh) if isinstance(drafter, ModelDrafter) else params.draft
+    whole = Params(target=_prepared(params.target, config.target, mesh), draft=draft)
+    return place(whole, param_specs(config), mesh)
+
+
+def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """Puts a pytree on a mesh by a prefix tree of specs. Every process passes the same values."""
+    return jax.tree.map(
+        lambda spec, part: jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, spec)), part), specs, tree
+    )
+
+
+def _put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
+    return jax.device_put(leaf, sharding)
+
+
+def _over(model: LanguageModel, axis: str | None) -> LanguageModel:
+    if isinstance(model, Transformer):
+        return dataclasses.replace(model, axis=axis)
+    if axis is None:
+        return model
+    raise ValueError(f"expected a Transformer to cut over the axis {axis!r}, got {type(model).__name__}")
+
+
+def _model_specs(model: LanguageModel) -> Any:
+    if not isinstance(model, Transformer):
+        return P()
+
+    def spec(path: Any, shape: tuple[int, ...]) -> P:
+        return P(*(model.axis if kind else None for kind in cuts(path[-1].key, len(shape))))
+
+    return jax.tree.map_with_path(spec, param_shapes(model.config), is_leaf=is_shape)
+
+
+def _cache_specs(model: LanguageModel) -> Any:
+    if not isinstance(model, Transformer):
+        return ROWS
+    heads = P(DATA, model.axis)
+    return KVCache(keys=heads, values=heads, length=ROWS)
+
+
+def _prepared(params: Any, model: LanguageModel, mesh: Mesh) -> Any:
+    if not isinstance(model, Transformer) or model.axis is None:
+        return params
+    return prepare(params, model.config, mesh.shape[model.axis])
