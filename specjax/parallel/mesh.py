@@ -9,7 +9,7 @@ DATA, MODEL = "data", "model"
 """Names of the mesh axes."""
 
 
-def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
     """A `data` x `model` mesh over the first devices, neighbours in the model axis as near as the hardware has them.
 
     Args:
@@ -22,5 +22,5 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[jax.Device] | 
     """
     devices = jax.devices() if devices is None else devices
     if min(data, model) < 1 or data * model > len(devices):
-        raise ValueError(f"expected a mesh of 1 to {len(devices)} devices (all there are), got data={data},model={model}")
+        raise ValueError(f"expected a mesh of 1 to {len(devices)} devices, got data={data} and model={model}")
     return jax.make_mesh((data, model), (DATA, MODEL), (AxisType.Auto,) * 2, devices=devices[: data * model])

@@ -16,8 +16,10 @@ from specjax.parallel.layout import cuts, prepare
 from specjax.parallel.mesh import DATA, MODEL
 from specjax.types import DecodeState, KVCache, LanguageModel, Pace, Params
 
-ROWS = P(DATA)
+ROWS: Any = P(DATA)
 """Of whatever has one entry for each row of the batch in front."""
+WHOLE: Any = P()
+"""Of what every device has whole."""
 
 
 def on_mesh(config: DecodeConfig, *, target: str | None = MODEL, draft: str | None = None) -> DecodeConfig:
@@ -42,7 +44,7 @@ def on_mesh(config: DecodeConfig, *, target: str | None = MODEL, draft: str | No
 def param_specs(config: DecodeConfig) -> Params:
     """A spec for each array of the params, as `shard_params` places them (a prefix tree)."""
     drafter = config.drafter
-    draft = _model_specs(drafter.model) if isinstance(drafter, ModelDrafter) else P()
+    draft = _model_specs(drafter.model) if isinstance(drafter, ModelDrafter) else WHOLE
     return Params(target=_model_specs(config.target), draft=draft)
 
 
@@ -64,7 +66,7 @@ def state_specs(config: DecodeConfig) -> DecodeState:
 
 def pace_specs() -> Pace:
     """A spec for each array of a pace: every row has a history, and all have the same costs."""
-    return Pace(acceptance=ROWS, costs=P())
+    return Pace(acceptance=ROWS, costs=WHOLE)
 
 
 def shard_params(params: Params, config: DecodeConfig, mesh: Mesh) -> Params:
@@ -104,7 +106,7 @@ def _over(model: LanguageModel, axis: str | None) -> LanguageModel:
 
 def _model_specs(model: LanguageModel) -> Any:
     if not isinstance(model, Transformer):
-        return P()
+        return WHOLE
 
     def spec(path: Any, shape: tuple[int, ...]) -> P:
         return P(*(model.axis if kind else None for kind in cuts(path[-1].key, len(shape))))
@@ -115,7 +117,7 @@ def _model_specs(model: LanguageModel) -> Any:
 def _cache_specs(model: LanguageModel) -> Any:
     if not isinstance(model, Transformer):
         return ROWS
-    heads = P(DATA, model.axis)
+    heads: Any = P(DATA, model.axis)
     return KVCache(keys=heads, values=heads, length=ROWS)
 
 
