@@ -3,12 +3,16 @@
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from operator import attrgetter
 
 from specjax.jobs.options import OPTIONS, parse_options
 from specjax.jobs.settings import DraftModel, EarlyExit, NGram, NoDraft, Settings
 
 REFUSED = {"--compare": False, "--logprobs": False, "--per-position": False, "--stream": None, "--pace": None}
-"""Options of `generate.py` that would change nothing here, and what they are if nobody gives them."""
+REFUSED |= {"--parallel": "auto", "--mesh": None}
+REFUSED |= dict.fromkeys(("--coordinator-address", "--num-processes", "--process-id"))
+"""Options of `generate.py` that would change nothing here (the checks run on one device), and what they are if nobody
+gives them."""
 _OWN_HELP = {"--output": "JSON file for the report"}
 
 
@@ -107,7 +111,7 @@ def _windows(text: str) -> tuple[int, ...]:
 def _check(settings: Settings) -> NGram | DraftModel | EarlyExit:
     """The drafter, if there is one and nothing was asked for that would be ignored."""
     for flag, default in REFUSED.items():
-        if getattr(settings, OPTIONS[flag][0]) != default:
+        if attrgetter(OPTIONS[flag][0])(settings) != default:
             raise ValueError(f"expected no {flag}, got one: it is for generate.py and would change nothing here")
     if isinstance(settings.drafter, NoDraft):
         raise ValueError("expected a drafter whose text is compared with plain decoding, got --drafter none")

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from specjax import compiled
 from specjax.decode import DecodeConfig, row_keys
+from specjax.parallel.mesh import DATA
 from specjax.types import DecodeState, Output, Pace, Params, SamplingParams
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, SamplingParams, Pace | None]
@@ -21,13 +23,17 @@ Inputs = tuple[jax.Array, jax.Array, jax.Array, SamplingParams, Pace | None]
 ALL_STEPS = 2**31 - 1
 
 
+@dataclasses.dataclass(frozen=True)
 class Driver(abc.ABC):
-    """Runs the decoder on some devices. Subclasses are frozen dataclasses; rows come out in the order they went in."""
+    """Runs the decoder on some devices; rows come out in the order they went in."""
+
+    mesh: Mesh | None
+    """The devices; None: the default one."""
 
     @property
     def num_groups(self) -> int:
-        """Groups of devices that the rows of a batch are dealt to in equal parts."""
-        return 1
+        """Groups of devices that the rows of a batch are dealt to in equal parts: the size of the data axis."""
+        return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @abc.abstractmethod
     def place(self, params: Params, config: DecodeConfig) -> Params:
@@ -130,6 +136,8 @@ class Driver(abc.ABC):
 class SingleDevice(Driver):
     """The default device: the functions of `specjax.compiled`."""
 
+    mesh: None = None
+
     def place(self, params: Params, config: DecodeConfig) -> Params:
         """The params as they are."""
         return params
@@ -159,3 +167,7 @@ class SingleDevice(Driver):
 
     def _prefill(self, params: Params, inputs: Inputs, config: DecodeConfig, max_new_tokens: int) -> DecodeState:
         return compiled.prefill(params, *inputs, config=config, max_new_tokens=max_new_tokens)
+
+
+SINGLE_DEVICE = SingleDevice()
+"""What runs a decoder unless something else is asked for."""

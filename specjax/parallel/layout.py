@@ -11,10 +11,7 @@ Zeros add nothing to a sum, and logits of padded ids are cut off before the law 
 """
 
 import math
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.config import TransformerConfig
@@ -38,41 +35,29 @@ def cuts(name: str, ndim: int) -> tuple[str | None, ...]:
     return _CUTS.get(name.removesuffix("_bias"), (None,))[:ndim]
 
 
-def sources(config: TransformerConfig, parts: int) -> dict[str, np.ndarray]:
-    """Where each row of a prepared dimension comes from, so that it divides by `parts`; -1 stands for zeros.
+def sources(config: TransformerConfig, parts: int) -> dict[str, np.ndarray | None]:
+    """Where the indices of each kind of dimension come from, so that they divide by `parts`.
 
     Args:
       config: the architecture.
       parts: devices of the model axis.
+
+    Returns:
+      By kind: indices, -1 for zeros; or None where the dimension divides as it is.
     """
     group, heads = config.num_heads // config.num_kv_heads, config.num_kv_heads
     wide = _round_up(group, parts // math.gcd(heads, parts))
     query = np.pad(np.arange(heads * group).reshape(heads, group), ((0, 0), (0, wide - group)), constant_values=-1)
     value = np.repeat(np.arange(heads), math.lcm(heads, parts) // heads)
-    return {
+    lines = {
         "vocab": _padded(config.vocab_size, parts),
         "inner": _padded(config.intermediate_size, parts),
         "query": _columns(query.ravel(), config.head_dim),
         "value": _columns(value, config.head_dim),
     }
-
-
-def prepare(params: Any, config: TransformerConfig, parts: int) -> Any:
-    """Params whose cut dimensions divide by `parts`; what divides already is not copied."""
-    table = sources(config, parts)
-
-    def stretch(path: Any, leaf: jax.Array) -> jax.Array:
-        for axis, kind in enumerate(cuts(path[-1].key, leaf.ndim)):
-            if kind is not None and not is_identity(table[kind], leaf.shape[axis]):
-                leaf = jnp.take(leaf, jnp.asarray(table[kind]), axis=axis, mode="fill", fill_value=0)
-        return leaf
-
-    return jax.tree.map_with_path(stretch, params)
-
-
-def is_identity(source: np.ndarray, size: int) -> bool:
-    """Whether a dimension of `size` stays as it is."""
-    return np.array_equal(source, np.arange(size))
+    same = {"vocab": config.vocab_size, "inner": config.intermediate_size}
+    same |= {"query": config.num_heads * config.head_dim, "value": heads * config.head_dim}
+    return {kind: None if len(line) == same[kind] else line for kind, line in lines.items()}
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -1,6 +1,7 @@
 """The mesh: rows of the batch along one axis, parts of each matrix along the other."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh

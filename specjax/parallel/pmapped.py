@@ -37,11 +37,6 @@ class PMap(Driver):
         if self.mesh.is_multi_process:
             raise ValueError("expected pmap on the devices of one process, got several: use shard_map")
 
-    @property
-    def num_groups(self) -> int:
-        """Size of the data axis."""
-        return self.mesh.shape[DATA]
-
     def place(self, params: Params, config: DecodeConfig) -> Params:
         """Each device's part of the params behind an axis of devices."""
         specs = param_specs(config)

@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.parallel.drivers import ALL_STEPS, Driver, Inputs
-from specjax.parallel.mesh import DATA
 from specjax.parallel.specs import ROWS, on_mesh, pace_specs, param_specs, place, shard_params, state_specs
 from specjax.types import DecodeState, Output, Params, SamplingParams
 
@@ -33,11 +32,6 @@ _Function = Callable[..., Any]
 @dataclasses.dataclass(frozen=True)
 class _OnMesh(Driver):
     mesh: Mesh
-
-    @property
-    def num_groups(self) -> int:
-        """Size of the data axis."""
-        return self.mesh.shape[DATA]
 
     @abc.abstractmethod
     def spread(self, run: _Function, config: DecodeConfig, in_specs: Any, out_specs: Any) -> _Function:

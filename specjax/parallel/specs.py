@@ -10,9 +10,10 @@ from jax.sharding import PartitionSpec as P
 from specjax.decode import DecodeConfig
 from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
+from specjax.io.weights import Cut
 from specjax.models.params import is_shape, param_shapes
 from specjax.models.transformer import Transformer
-from specjax.parallel.layout import cuts, prepare
+from specjax.parallel.layout import cuts, sources
 from specjax.parallel.mesh import DATA, MODEL
 from specjax.types import DecodeState, KVCache, LanguageModel, Pace, Params
 
@@ -78,9 +79,25 @@ def shard_params(params: Params, config: DecodeConfig, mesh: Mesh) -> Params:
       mesh: from `make_mesh`.
     """
     drafter = config.drafter
-    draft = _prepared(params.draft, drafter.model, mesh) if isinstance(drafter, ModelDrafter) else params.draft
-    whole = Params(target=_prepared(params.target, config.target, mesh), draft=draft)
-    return place(whole, param_specs(config), mesh)
+    draft = _placed(params.draft, drafter.model, mesh) if isinstance(drafter, ModelDrafter) else params.draft
+    return Params(target=_placed(params.target, config.target, mesh), draft=draft)
+
+
+def param_cuts(model: Transformer, mesh: Mesh) -> Any:
+    """How each tensor of a model goes onto a mesh, for `io.checkpoint.load_checkpoint` and for `shard_params`.
+
+    Raises:
+      ValueError: the mesh has no such axis.
+    """
+    if model.axis is not None and model.axis not in mesh.shape:
+        raise ValueError(f"expected a model over an axis of the mesh {dict(mesh.shape)}, got {model.axis!r}")
+    lines = sources(model.config, 1 if model.axis is None else mesh.shape[model.axis])
+
+    def cut(path: Any, shape: tuple[int, ...], spec: P) -> Cut:
+        kinds = cuts(path[-1].key, len(shape))
+        return Cut(NamedSharding(mesh, spec), tuple(None if kind is None else lines[kind] for kind in kinds))
+
+    return jax.tree.map_with_path(cut, param_shapes(model.config), _model_specs(model), is_leaf=is_shape)
 
 
 def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
@@ -121,7 +138,16 @@ def _cache_specs(model: LanguageModel) -> Any:
     return KVCache(keys=heads, values=heads, length=ROWS)
 
 
-def _prepared(params: Any, model: LanguageModel, mesh: Mesh) -> Any:
-    if not isinstance(model, Transformer) or model.axis is None:
-        return params
-    return prepare(params, model.config, mesh.shape[model.axis])
+def _placed(params: Any, model: LanguageModel, mesh: Mesh) -> Any:
+    """Params on the mesh; what lies there as it should is left alone."""
+    if not isinstance(model, Transformer):
+        return place(params, WHOLE, mesh)
+
+    def put(shape: tuple[int, ...], leaf: jax.Array, cut: Cut) -> jax.Array:
+        if leaf.shape == cut.shape(shape) and leaf.sharding.is_equivalent_to(cut.sharding, leaf.ndim):
+            return leaf
+        if leaf.shape != shape:
+            raise ValueError(f"expected whole params, {list(shape)}, got {list(leaf.shape)} (of another mesh?)")
+        return cut.place(leaf)
+
+    return jax.tree.map(put, param_shapes(model.config), params, param_cuts(model, mesh), is_leaf=is_shape)
