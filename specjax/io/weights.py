@@ -1,7 +1,6 @@
 """From tensors on disk to params on devices, one tensor at a time, whatever the file format."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -251,12 +250,14 @@ def _to_device(tensor: StoredTensor, dtype: np.dtype, where: jax.sharding.Shardi
     else:
         sharding, lines = where, [np.arange(size) for size in tensor.shape]
 
-    @functools.cache
-    def read(*bounds: tuple[int, int]) -> np.ndarray:
-        return to_host(tensor, dtype, [line[slice(*bound)] for line, bound in zip(lines, bounds, strict=True)])
+    parts: dict[tuple[bytes, ...], np.ndarray] = {}
 
     def part(index: Any) -> np.ndarray:
-        return read(*(piece.indices(len(line))[:2] for piece, line in zip(index, lines, strict=True)))
+        wanted = [line[piece] for piece, line in zip(index, lines, strict=True)]
+        name = tuple(line.tobytes() for line in wanted)
+        if name not in parts:
+            parts[name] = to_host(tensor, dtype, wanted)
+        return parts[name]
 
     shape = tuple(map(len, lines))
     return jax.make_array_from_callback(shape, sharding, part).block_until_ready()

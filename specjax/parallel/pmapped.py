@@ -54,6 +54,7 @@ class PMap(Driver):
         config: DecodeConfig,
     ) -> DecodeState:
         """`specjax.decode_steps`. See `Driver.decode_steps`."""
+        state = jax.tree.map(self._put, state)  # what the caller has replaced may lie elsewhere
         arguments = params, state, self.to_devices(sampling), self._everywhere(jnp.int32(num_steps))
         return self._run(decode.decode_steps, *arguments, config=config, donated=(1,))
 

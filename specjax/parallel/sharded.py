@@ -56,8 +56,9 @@ class _OnMesh(Driver):
 
     def to_host(self, rows: Any) -> Any:
         """The arrays in NumPy, gathered from all processes."""
-        gather = np.array if jax.process_count() == 1 else partial(multihost_utils.process_allgather, tiled=True)
-        return jax.tree.map(gather, rows)
+        if jax.process_count() > 1:
+            rows = multihost_utils.process_allgather(rows, tiled=True)
+        return jax.tree.map(np.array, rows)
 
     def to_devices(self, rows: Any) -> Any:
         """Deals the rows to the data axis."""

@@ -4,6 +4,8 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -110,7 +112,12 @@ def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
 def _put(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
-    return jax.device_put(leaf, sharding)
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def _over(model: LanguageModel, axis: str | None) -> LanguageModel:
