@@ -208,8 +208,9 @@ def to_host(tensor: StoredTensor, dtype: np.dtype, wanted: Sequence[np.ndarray] 
     for start, stop in _row_blocks(tensor.shape):
         places = np.flatnonzero((rows >= start) & (rows < stop))
         if len(places):
-            first, last = rows[places].min(), rows[places].max()
-            out[_run(places)] = _read(tensor, int(first), int(last) + 1, columns)[_run(rows[places] - first)]
+            if columns:  # vectors are read whole
+                start, stop = int(rows[places].min()), int(rows[places].max()) + 1
+            out[_run(places)] = _read(tensor, start, stop, columns)[_run(rows[places] - start)]
     return out
 
 

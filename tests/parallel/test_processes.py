@@ -24,7 +24,9 @@ LIMIT_S = 60
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("processes") / "model"
-    return write_huggingface(directory, huggingface_config(CONFIG), huggingface_tensors(jax.tree.map(np.asarray, PARAMS)))
+    return write_huggingface(
+        directory, huggingface_config(CONFIG), huggingface_tensors(jax.tree.map(np.asarray, PARAMS))
+    )
 
 
 @pytest.fixture(scope="module")
