@@ -64,7 +64,7 @@ def refusals():
     config, params = DecodeConfig(target=target), specjax.Params(target=tiny_params())
     prompt, length = jnp.ones((3, 4), jnp.int32), jnp.full(3, 4)
     sampling = specjax.sampling_params(3, max_tokens=2)
-    start = dict(config=config, max_new_tokens=2)
+    start = {"config": config, "max_new_tokens": 2}
     half = shard_params(params, config, make_mesh(1, 8))
     calls = {
         "batch": lambda driver: driver.generate(params, jax.random.key(0), prompt, length, sampling, **start),

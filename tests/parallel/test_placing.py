@@ -45,7 +45,8 @@ def found(tmp_path_factory):
 
 
 def test_a_load_onto_a_mesh_is_a_load_and_a_placement(found):
-    assert found["loads"] == dict.fromkeys(("safetensors", "gguf", "orbax"), {"same": True, "shard": [16, 48]})
+    whole = {"same": True, "shard": [16, 48]}
+    assert found["loads"] == {"safetensors": whole, "gguf": whole, "orbax": whole}
 
 
 def test_a_layer_has_two_reductions(found):

@@ -1,6 +1,7 @@
 """scripts/generate.py from its command line, in this process. Case 69: defaults run, each option does something."""
 
 import importlib.util
+import itertools
 import json
 import re
 import types
@@ -256,6 +257,7 @@ class Asked(dict):
                 prompts=[(prompt.id, prompt.token_ids) for prompt in prompts],
                 batch_size=batch_size,
                 streams=on_text is not None,
+                driver=decoder.driver,
             )
         return iter(())
 
@@ -277,6 +279,7 @@ def asked(generate, start, monkeypatch, tmp_path):
     return call
 
 
+MESH = ("--mesh", "model=1")
 OPTION_EFFECTS = {
     "--prompt": ((), ("--prompt", "more"), "prompts"),
     "--raw-prompt": ((), ("--raw-prompt",), "prompts"),
@@ -308,10 +311,14 @@ OPTION_EFFECTS = {
     "--compare": ((), ("--compare",), "runs"),
     "--stream": ((), ("--no-stream",), "streams"),
     "--per-position": ((), ("--per-position",), "shown"),
+    "--parallel": (("--mesh", "model=1"), ("--parallel", "jit"), "driver"),
+    "--mesh": ((), ("--mesh", "data=1"), "driver"),
+    "--shard-drafter": (("--drafter", "model", "--draft-model", "DRAFT", *MESH), ("--shard-drafter",), "runs"),
     "--compilation-cache": (("--compilation-cache",), ("--no-compilation-cache",), "cache"),
 }
 """For each option: what it needs, the option, and what it must change in what the script asks for."""
-ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch"}
+PROCESSES = {"--coordinator-address": "host:1", "--num-processes": "2", "--process-id": "1"}
+ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch", *PROCESSES}
 """Options with a test of their own below."""
 
 
@@ -333,6 +340,21 @@ def test_case_69_every_option_changes_what_is_asked_for(asked, model, draft_mode
 def test_prompts_from_a_file(asked, tmp_path):
     (tmp_path / "prompts.txt").write_text("a\nbc\n")
     assert asked("--prompts", "prompts.txt")["prompts"] == [(0, (USER, 97)), (1, (USER, 98, 99))]
+
+
+def test_processes_are_joined_before_anything_else(asked, monkeypatch):
+    joined = []
+    monkeypatch.setattr("specjax.jobs.placement.start", lambda *arguments: joined.append(arguments))
+    asked("--prompt", "a", *itertools.chain(*PROCESSES.items()))
+    assert joined == [("host:1", 2, 1)]
+
+
+@pytest.mark.parametrize("driver", ["jit", "shard_map", "pmap"])
+def test_texts_on_a_mesh_are_those_of_one_device(start, tmp_path, driver):
+    plain = start("--prompt", "abcab", output=tmp_path / "plain.jsonl")
+    run = start("--prompt", "abcab", "--parallel", driver, *MESH, output=tmp_path / "mesh.jsonl")
+    assert run.status == 0, run.err
+    assert run.rows[0]["token_ids"] == plain.rows[0]["token_ids"]
 
 
 def test_case_43_vocabulary_mismatch_is_refused_unless_allowed(start, tmp_path):
