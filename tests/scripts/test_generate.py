@@ -363,7 +363,8 @@ def test_case_43_vocabulary_mismatch_is_refused_unless_allowed(start, tmp_path):
     tokenizer = other / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<user>", "<human>"))
     arguments = ["--prompt", "a", "--drafter", "model", "--draft-model", other]
-    refused, allowed = start(*arguments), start(*arguments, "--allow-vocabulary-mismatch", "--compare")
+    allow = "--allow-vocabulary-mismatch", "--compare", "--pace", "always"
+    refused, allowed = start(*arguments), start(*arguments, *allow)
     assert refused.status == 1
     assert "--allow-vocabulary-mismatch" in refused.err
     assert allowed.status == 0
