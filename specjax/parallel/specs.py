@@ -76,12 +76,18 @@ def shard_params(params: Params, config: DecodeConfig, mesh: Mesh) -> Params:
     """Places params on a mesh, each array padded or repeated so that it divides (see `layout`).
 
     Args:
-      params: whole, as they were loaded.
+      params: whole, as they were loaded: joined projections would be cut across their parts.
       config: says which model is cut over which axis.
       mesh: from `make_mesh`.
+
+    Raises:
+      ValueError: params of another layout or mesh, or a mesh without the model's axis.
     """
     drafter = config.drafter
-    draft = _placed(params.draft, drafter.model, mesh) if isinstance(drafter, ModelDrafter) else params.draft
+    if isinstance(drafter, ModelDrafter):
+        draft = _placed(params.draft, drafter.model, mesh)
+    else:
+        draft = place(params.draft, WHOLE, mesh)
     return Params(target=_placed(params.target, config.target, mesh), draft=draft)
 
 
@@ -157,4 +163,7 @@ def _placed(params: Any, model: LanguageModel, mesh: Mesh) -> Any:
             raise ValueError(f"expected whole params, {list(shape)}, got {list(leaf.shape)} (of another mesh?)")
         return cut.place(leaf)
 
-    return jax.tree.map(put, param_shapes(model.config), params, param_cuts(model, mesh), is_leaf=is_shape)
+    shapes, cuts = param_shapes(model.config), param_cuts(model, mesh)
+    if jax.tree.structure(params) != jax.tree.structure(cuts):
+        raise ValueError("expected params laid out like param_shapes, got others: place first, join_projections never")
+    return jax.tree.map(put, shapes, params, cuts, is_leaf=is_shape)

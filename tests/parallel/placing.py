@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import specjax
 from specjax.decode import DecodeConfig
 from specjax.io.checkpoint import load_checkpoint, load_config
+from specjax.models.params import join_projections
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import MODEL, make_mesh
 from specjax.parallel.pmapped import PMap
@@ -70,6 +71,7 @@ def refusals():
         "batch": lambda driver: driver.generate(params, jax.random.key(0), prompt, length, sampling, **start),
         "mesh": lambda driver: make_mesh(3, 3),
         "axis": lambda driver: driver.place(params, DecodeConfig(target=Transformer(tiny_config(), axis="other"))),
+        "joined": lambda driver: driver.place(specjax.Params(target=join_projections(tiny_params())), config),
         "moved": lambda driver: driver.place(half, config),
         "argument": lambda driver: driver.generate(params, jax.random.key(0), prompt, length + 9, sampling, **start),
     }

@@ -60,6 +60,7 @@ def test_a_layer_has_two_reductions(found):
         ("batch", "expected a batch that divides by data=2, got 3 rows"),
         ("mesh", "expected a mesh of 1 to 8 devices, got data=3 and model=3"),
         ("axis", "expected a model over an axis of the mesh {'data': 2, 'model': 4}, got 'other'"),
+        ("joined", "expected params laid out like param_shapes"),
         ("moved", "expected whole params, [61, 32], got [64, 32] (of another mesh?)"),
         ("argument", "expected prompt_length in 0..4, got [13, 13, 13]"),
     ],
