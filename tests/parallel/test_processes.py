@@ -41,6 +41,7 @@ def peers(directory):
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     assert [process.returncode for process in processes] == [0, 0], outputs
     return [(json.loads(out.splitlines()[-1]), out) for out, _ in outputs]
 
