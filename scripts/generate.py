@@ -21,6 +21,7 @@ from specjax.jobs.prompts import encode_prompts, read_prompts
 from specjax.jobs.runtime import configure
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare, comparison_text, completion_row, summarize
+from specjax.parallel.launch import first_process_only, only_on_first
 from specjax.report.table import job_table, position_table, summary_table
 
 
@@ -45,9 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(settings: Settings, finished: list[Batch]) -> None:
     configure(settings.dtype, cache=settings.compilation_cache)
+    settings.parallel.start()
+    with first_process_only():
+        complete_prompts(settings, finished)
+
+
+def complete_prompts(settings: Settings, finished: list[Batch]) -> None:
     print("settings:", json.dumps(record(settings)), file=sys.stderr)
     prompts = read_prompts(settings.prompt, settings.prompts)
-    decoder = build_decoder(settings)
+    decoder = build_decoder(settings, settings.parallel.build())
     prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
     console, size, window = Console(stderr=True), settings.batch_size, decoder.config.drafter.num_tokens
     speak = partial(print, end="", flush=True) if settings.streams else None
@@ -88,7 +95,7 @@ def batch(settings: Settings) -> int:
 
 
 def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    return contextlib.nullcontext() if path is None else Path(path).open("w", encoding="utf-8")
+    return contextlib.nullcontext() if path is None else Path(only_on_first(path)).open("w", encoding="utf-8")
 
 
 def show(batch: Batch, settings: Settings, file: TextIO | None) -> None:

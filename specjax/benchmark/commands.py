@@ -30,7 +30,7 @@ class _Bench:
 
     def decoder(self, settings: Settings) -> Decoder:
         """The speculative decoder of a point."""
-        decoder, rate = build_decoder(settings, self.target), self.plan.synthetic_acceptance
+        decoder, rate = build_decoder(settings, target=self.target), self.plan.synthetic_acceptance
         return decoder if rate is None else with_synthetic_acceptance(decoder, rate)
 
     def measure(self, settings: Settings, name: str) -> list[Pair]:

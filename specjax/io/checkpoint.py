@@ -48,7 +48,8 @@ def load_checkpoint(path: str | Path, *, dtype: Any, sharding: Any = None) -> Ch
         `save_checkpoint` wrote. Where several lie together: Orbax, then safetensors, then GGUF.
       dtype: of the params, float32 or bfloat16.
       sharding: where the params go: None (the default device), one `jax.sharding.Sharding` for all, or a pytree of
-        them like the params (`load_config` and `models.params.param_shapes` tell its structure).
+        them, or of `io.weights.Cut`, like the params (`load_config` and `models.params.param_shapes` tell its
+        structure). Each process reads what its own devices hold.
 
     Returns:
       The checkpoint; params as `models.params.param_shapes(config)` lays them out.

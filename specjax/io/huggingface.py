@@ -145,7 +145,11 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     if wrong:
         raise ValueError(f"expected tensors of {_DTYPES} in {path}, got {shown(wrong)}; quantised: use a GGUF file")
     return {
-        name: StoredTensor(shape=shape, read=functools.partial(_read_rows, path, name))
+        name: StoredTensor(
+            shape=shape,
+            read=functools.partial(_read_rows, path, name),
+            read_block=functools.partial(_read_block, path, name),
+        )
         for name, shape in shapes.items()
     }
 
@@ -154,6 +158,12 @@ def _read_rows(path: Path, name: str, start: int, stop: int) -> np.ndarray:
     """Opens the file for these rows alone, so that no more of it than that stays mapped."""
     with safe_open(path, framework="numpy") as file:
         return file.get_slice(name)[start:stop]
+
+
+def _read_block(path: Path, name: str, rows: slice, columns: slice) -> np.ndarray:
+    """The same for some columns of a matrix."""
+    with safe_open(path, framework="numpy") as file:
+        return file.get_slice(name)[rows, columns]
 
 
 def _special_ids(directory: Path, name: str, vocab_size: int) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.io.files import MAX_JSON_BYTES, read_json
-from specjax.io.weights import Checkpoint, check_ids, check_layers, check_tensors, per_tensor, shown
+from specjax.io.weights import Checkpoint, Cut, check_ids, check_layers, check_tensors, per_tensor, shown
 from specjax.models.config import RopeConfig, TransformerConfig
 from specjax.models.params import param_shapes
 
@@ -71,7 +72,10 @@ def load(directory: Path, dtype: np.dtype, sharding: Any) -> Checkpoint:
     abstract = _abstract_params(config, dtype, sharding)
     check_tensors(directory, _shapes(stored), _shapes(abstract))
     restored = _restore(directory / _PARAMS, _by_name(abstract))
-    params = jax.tree.unflatten(jax.tree.structure(abstract), restored.values())
+    treedef = jax.tree.structure(abstract)
+    cuts = list(zip(restored, per_tensor(sharding, treedef), strict=True))
+    placed = [where.place(restored.pop(name)) if isinstance(where, Cut) else restored[name] for name, where in cuts]
+    params = treedef.unflatten(placed)
     return Checkpoint(config=config, params=params, eos_ids=eos_ids, bos_id=bos_id, source=directory)
 
 
@@ -167,10 +171,18 @@ def _abstract_params(config: TransformerConfig, dtype: Any = np.float32, shardin
     shapes, treedef = jax.tree.flatten(param_shapes(config), is_leaf=_is_shape)
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     leaves = [
-        jax.ShapeDtypeStruct(shape, dtype, sharding=where or default)
+        jax.ShapeDtypeStruct(shape, dtype, sharding=_first_sharding(where) or default)
         for shape, where in zip(shapes, per_tensor(sharding, treedef), strict=True)
     ]
     return treedef.unflatten(leaves)
+
+
+def _first_sharding(where: Any) -> Any:
+    """Where a tensor is restored to. What has to be padded or repeated is first read whole by every device."""
+    if not isinstance(where, Cut):
+        return where
+    stays = all(line is None for line in where.sources)
+    return where.sharding if stays else NamedSharding(where.sharding.mesh, PartitionSpec())
 
 
 def _by_name(params: Any) -> dict[str, Any]:

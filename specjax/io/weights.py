@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.models.config import TransformerConfig
 from specjax.models.params import param_shapes
@@ -39,6 +40,34 @@ class StoredTensor:
     """Rows `start` to `stop` as an array of its own (never a view of a mapped file). Vectors are read whole."""
     row_order: np.ndarray | None = None
     """`[rows]` integers: stored row i is row `row_order[i]` of the model's matrix. None: the same order."""
+    read_block: Callable[[slice, slice], np.ndarray] | None = None
+    """Some rows and columns of a matrix; None: rows can only be read whole."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
+    """Where a tensor goes, and what is made of it before it is cut there."""
+
+    sharding: NamedSharding
+    sources: tuple[np.ndarray | None, ...]
+    """For each dimension the indices that make it up, -1 for zeros; None where it stays as it is."""
+
+    def lines(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        """The indices for each dimension of a tensor of this shape."""
+        return [np.arange(size) if line is None else line for size, line in zip(shape, self.sources, strict=True)]
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what is made of a tensor of this shape."""
+        return tuple(map(len, self.lines(shape)))
+
+    def place(self, leaf: jax.Array) -> jax.Array:
+        """Does to an array what a load does to a tensor on disk."""
+        if all(line is None for line in self.sources):
+            return jax.device_put(leaf, self.sharding)
+        index = np.ix_(*self.lines(leaf.shape))
+        whole = jax.device_put(leaf, NamedSharding(self.sharding.mesh, PartitionSpec()))
+        take = jax.jit(lambda x: x.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False))
+        return jax.jit(take, out_shardings=self.sharding)(whole)
 
 
 def tensor_names(
@@ -84,7 +113,7 @@ def load_params(
       tensors: what is on disk, by name.
       names: the name of each param, from `tensor_names`.
       dtype: of the params; each tensor is converted on the host.
-      sharding: None, one `jax.sharding.Sharding`, or a pytree of them like the params.
+      sharding: None, one `jax.sharding.Sharding`, or a pytree of them (or of `Cut`) like the params.
 
     Returns:
       The params.
@@ -163,13 +192,48 @@ def same_values(first: StoredTensor, second: StoredTensor) -> bool:
     return all(np.array_equal(first.read(*rows), second.read(*rows)) for rows in _row_blocks(first.shape))
 
 
-def to_host(tensor: StoredTensor, dtype: np.dtype) -> np.ndarray:
-    """Reads a tensor into memory of its own, converting a few rows at a time."""
-    out = np.empty(tensor.shape, dtype)
+def to_host(tensor: StoredTensor, dtype: np.dtype, wanted: Sequence[np.ndarray] | None = None) -> np.ndarray:
+    """Reads a tensor into memory of its own, converting a few rows at a time.
+
+    Args:
+      tensor: what is on disk.
+      dtype: of the result.
+      wanted: for each dimension the indices to take, -1 for zeros; None takes everything. What is not wanted is not
+        read, as far as the format can skip it.
+    """
+    rows, *columns = [np.arange(size) for size in tensor.shape] if wanted is None else wanted
+    if tensor.row_order is not None:
+        rows = np.where(rows < 0, -1, np.argsort(tensor.row_order)[rows])
+    out = np.zeros((len(rows), *map(len, columns)), dtype)
     for start, stop in _row_blocks(tensor.shape):
-        rows = slice(start, stop) if tensor.row_order is None else tensor.row_order[start:stop]
-        out[rows] = tensor.read(start, stop)
+        places = np.flatnonzero((rows >= start) & (rows < stop))
+        if len(places):
+            if columns:  # vectors are read whole
+                start, stop = int(rows[places].min()), int(rows[places].max()) + 1
+            out[_run(places)] = _read(tensor, start, stop, columns)[_run(rows[places] - start)]
     return out
+
+
+def _read(tensor: StoredTensor, start: int, stop: int, columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows `start` to `stop`, of a matrix the wanted columns only."""
+    if not columns:
+        return tensor.read(start, stop)
+    valid = columns[0] >= 0
+    if not valid.any():
+        return np.zeros((stop - start, len(valid)))
+    first, last = int(columns[0][valid].min()), int(columns[0].max()) + 1
+    if tensor.read_block is None:
+        block = tensor.read(start, stop)[:, first:last]
+    else:
+        block = tensor.read_block(slice(start, stop), slice(first, last))
+    picked = block[:, _run(np.where(valid, columns[0] - first, 0))]
+    return picked if valid.all() else np.where(valid, picked, 0)
+
+
+def _run(index: np.ndarray) -> slice | np.ndarray:
+    """The index as a slice, which copies nothing, if it is one."""
+    first = int(index[0])
+    return slice(first, first + len(index)) if (np.diff(index) == 1).all() else index
 
 
 def _row_blocks(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -178,9 +242,23 @@ def _row_blocks(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _to_device(tensor: StoredTensor, dtype: np.dtype, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    """Places a tensor and waits, so that the host never holds two of them."""
-    host = to_host(tensor, dtype)
-    if sharding is None:
-        return jax.device_put(host).block_until_ready()
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index]).block_until_ready()
+def _to_device(tensor: StoredTensor, dtype: np.dtype, where: jax.sharding.Sharding | Cut | None) -> jax.Array:
+    """Places a tensor and waits, so that the host never holds two of them; what goes nowhere near is not read."""
+    if where is None:
+        return jax.device_put(to_host(tensor, dtype)).block_until_ready()
+    if isinstance(where, Cut):
+        sharding, lines = where.sharding, where.lines(tensor.shape)
+    else:
+        sharding, lines = where, [np.arange(size) for size in tensor.shape]
+
+    parts: dict[tuple[bytes, ...], np.ndarray] = {}
+
+    def part(index: Any) -> np.ndarray:
+        wanted = [line[piece] for piece, line in zip(index, lines, strict=True)]
+        name = tuple(line.tobytes() for line in wanted)
+        if name not in parts:
+            parts[name] = to_host(tensor, dtype, wanted)
+        return parts[name]
+
+    shape = tuple(map(len, lines))
+    return jax.make_array_from_callback(shape, sharding, part).block_until_ready()

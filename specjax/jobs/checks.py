@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from specjax.jobs.options import OPTIONS, parse_options
 from specjax.jobs.settings import DraftModel, EarlyExit, NGram, NoDraft, Settings
 
-REFUSED = frozenset({"--compare", "--logprobs", "--per-position", "--stream", "--pace"}) | {
-    flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")
-}
-"""Options of `generate.py` that would change nothing here."""
+REFUSED = {"--compare", "--logprobs", "--per-position", "--stream", "--pace", "--parallel", "--mesh"}
+REFUSED |= {"--coordinator-address", "--num-processes", "--process-id"}
+REFUSED |= {flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")}
+"""Options of `generate.py` that would change nothing here: the checks run on one device."""
 _OWN_HELP = {"--output": "JSON file for the report"}
 
 

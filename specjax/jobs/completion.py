@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.compiled import decode_steps, pad_prompts
+from specjax.compiled import pad_prompts
 from specjax.io.text import TextStream
 from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.jobs.keys import row_keys
@@ -122,15 +122,16 @@ def _decode(
     clock: Callable[[], float],
 ) -> None:
     """Runs a batch to its end, telling each text what its row holds after every call."""
-    num_steps, running = 1, True
+    driver, num_steps, running = decoder.driver, 1, True
     while running:
-        state = jax.block_until_ready(decode_steps(decoder.params, state, sampling, num_steps, config=decoder.config))
+        state = driver.decode_steps(decoder.params, state, sampling, num_steps, config=decoder.config)
+        jax.block_until_ready(state)
         now = clock()
-        seen = jax.tree.map(np.array, (state.context, state.finish_reason, state.stats, state.log_probs))
+        seen = driver.to_host((state.context, state.finish_reason, state.stats, state.log_probs))
         reasons = seen[1]
         for index, text in enumerate(texts):
             reasons[index] = text.observe(now, jax.tree.map(itemgetter(index), seen))
-        state = dataclasses.replace(state, finish_reason=jax.device_put(reasons))
+        state = dataclasses.replace(state, finish_reason=driver.to_devices(reasons))
         num_steps, running = 1 if stepwise else _ALL_STEPS, (reasons == FinishReason.RUNNING).any()
 
 

@@ -19,6 +19,7 @@ from specjax.verify import ExactMatch
 NAME = "manifest.json"
 FREE = frozenset(
     {"model", "prompt", "prompts", "batch_size", "output", "compare", "stream", "per_position", "compilation_cache"}
+    | {"parallel"}
 )
 """Settings that may change between two starts: no token depends on them (a model's name does not make it the same)."""
 _PINNED = ("format", "settings", "model", "draft_model")

@@ -49,6 +49,12 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--compare": ("compare", "decode plainly too: prints the speed-up and whether the tokens are equal"),
     "--stream": ("stream", "print text token by token (default: for single rows without --output)"),
     "--per-position": ("per_position", "show acceptance at each position of the window"),
+    "--parallel": ("parallel.driver", "how several devices are used: auto (shard_map), jit, shard_map or pmap"),
+    "--mesh": ("parallel.mesh", "devices for rows and for parts of the model, data=2,model=4 (default: model=all)"),
+    "--shard-drafter": ("drafter.sharded", "cut the draft model like the target (--drafter model)"),
+    "--coordinator-address": ("parallel.coordinator_address", "host:port of process 0, or auto on a TPU pod"),
+    "--num-processes": ("parallel.num_processes", "processes of the run (not with auto)"),
+    "--process-id": ("parallel.process_id", "which of them this is (not with auto)"),
     "--compilation-cache": ("compilation_cache", "keep compiled programs for the next start (default: on)"),
     "--input": ("job.input", "JSONL file of rows to complete, resuming where an earlier run ended (see docs/batch.md)"),
     "--output-dir": ("job.output_dir", "where --input's completions, summary and manifest go"),
@@ -84,7 +90,8 @@ def parse_options(arguments: Sequence[str], *, description: str | None = None) -
     settings = with_changes(load_config(config) if config else Settings(), pairs | flags)
     if not settings.prompt and settings.prompts is None and settings.job.input is None:
         raise ValueError("expected --prompt, --prompts or --input, got none")
-    settings.sampling.rows(1, ())  # for its checks
+    if settings.parallel.coordinator_address is None:  # with several processes JAX must not start before they meet
+        settings.sampling.rows(1, ())  # for its checks
     return settings
 
 

@@ -15,6 +15,7 @@ from specjax.drafters.none import NoDrafter
 from specjax.io.sources import DEFAULT_MODEL
 from specjax.io.tokenizer import check_same_vocabulary
 from specjax.jobs.model import LoadedModel, load_model
+from specjax.jobs.placement import Placement
 from specjax.sampling import sampling_params
 from specjax.types import Drafter, SamplingParams, Verifier
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
@@ -52,6 +53,8 @@ class DraftModel:
     num_speculative_tokens: int = 4
     allow_vocabulary_mismatch: bool = False
     """Drafts even though some id means another text to the draft model: slower, still the target's law."""
+    sharded: bool = False
+    """The draft model is cut over the mesh like the target; otherwise every device has the whole of it."""
 
     def __post_init__(self) -> None:
         _check_window(self.num_speculative_tokens)
@@ -60,9 +63,12 @@ class DraftModel:
         """The drafter and its weights.
 
         Raises:
-          ValueError: no such model, or one of another vocabulary.
+          ValueError: no such model, one of another vocabulary, or no mesh to cut it over.
         """
-        draft = load_model(str(self.model), dtype=dtype)
+        if self.sharded and target.mesh is None:
+            raise ValueError("expected --mesh with --shard-drafter, got a single device")
+        axis = target.model.axis if self.sharded else None
+        draft = load_model(str(self.model), dtype=dtype, mesh=target.mesh, axis=axis)
         if not self.allow_vocabulary_mismatch:
             _check_vocabulary(target, draft)
         width = target.model.vocab_size
@@ -206,6 +212,8 @@ class Settings:
     """Speculate at every step, or where step times that are measured first say that it pays; None: the latter where
     tokens do not depend on it (see `effective_pace`)."""
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    parallel: Placement = dataclasses.field(default_factory=Placement)
+    """Devices and processes."""
     prompt: tuple[str, ...] = ()
     prompts: str | None = None
     """A file of prompts. See `read_prompts`."""
@@ -263,6 +271,10 @@ class Settings:
                 raise ValueError(f"expected {name} with a drafter, got --drafter none")
         if self.batch_size < 1:
             raise ValueError(f"expected --batch-size of at least 1, got {self.batch_size}")
+        if self.batch_size % self.parallel.num_groups:
+            raise ValueError(
+                f"expected --batch-size to divide by the mesh's data={self.parallel.num_groups}, got {self.batch_size}"
+            )
         if self.stream and self.batch_size > 1:
             raise ValueError(f"expected --stream with --batch-size 1, got {self.batch_size}: texts would mix")
 
@@ -281,6 +293,7 @@ class Settings:
             "--output": self.output,
             "--compare": self.compare,
             "--stream": self.stream,
+            "--parallel, --mesh or the options of several processes": self.parallel != Placement(),
         }
         for name, wanted in idle.items():
             if wanted and self.job.input is not None:
@@ -296,6 +309,7 @@ def record(settings: Settings) -> dict[str, Any]:
         "verifier": _strategy_name(settings.verifier),
         "pace": settings.effective_pace,
         "sampling": dataclasses.asdict(settings.sampling),
+        "parallel": dataclasses.asdict(settings.parallel),
         "stream": settings.streams,
         "job": dataclasses.asdict(settings.job),
     }

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax.compiled import decode_steps
 from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.pace import make_pace
+from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
 _TEXT = 16
@@ -42,12 +42,12 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     pace = make_pace(len(length), jnp.ones(len(windows))) if decoder.measured_pace else None
     began = clock()
     state = begin(decoder, (keys, jnp.zeros_like(prompt), jnp.ones_like(length)), sampling, pace)
-    state = decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
+    state = decoder.driver.decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
     jax.block_until_ready(state)
     compile_time = clock() - began
     if pace is None:
         return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
-    times = time_steps(decoder, state, sampling, clock)
+    times = agreed(time_steps(decoder, state, sampling, clock))
     return WarmUp(compile_time_s=compile_time, step_times_s=times, pace=make_pace(len(length), jnp.asarray(times)))
 
 
@@ -67,7 +67,7 @@ def time_steps(
         for room, seen in times.items():
             state = jax.block_until_ready(_rewind(state, room))
             began = clock()
-            state = decode_steps(decoder.params, state, sampling, 1, config=decoder.config)
+            state = decoder.driver.decode_steps(decoder.params, state, sampling, 1, config=decoder.config)
             jax.block_until_ready(state)
             seen.append(clock() - began)
     plain, speculative = map(min, times.values())

@@ -1,4 +1,8 @@
-"""The Llama family as pure functions over a param pytree (`params.param_shapes` gives its layout)."""
+"""The Llama family as pure functions over a param pytree (`params.param_shapes` gives its layout).
+
+Inside a map over a mesh axis each device holds its part of every matrix (`specjax.parallel.layout` cuts them): heads,
+inner columns and vocabulary are whatever the local arrays have, and a layer's two outputs are summed over the axis.
+"""
 
 import dataclasses
 from typing import Any
@@ -31,6 +35,8 @@ class Transformer:
     taps: tuple[int, ...] = ()
     """Hidden states to return as `ModelOutput.features`: tap i is what enters layer i, tap `num_layers` leaves the
     last layer, before the final norm."""
+    axis: str | None = None
+    """Mesh axis that the params are cut over; None: they are whole. The logits are whole on every device."""
 
     def __post_init__(self) -> None:
         wrong = [tap for tap in self.taps if not 0 <= tap <= self.config.num_layers]
@@ -48,10 +54,12 @@ class Transformer:
         return self.config.max_positions
 
     def init_cache(self, params: Any, batch_size: int, capacity: int) -> KVCache:
-        """An empty cache in the dtype of the weights."""
+        """An empty cache in the dtype of the weights, for the KV heads that they have."""
         config = self.config
+        weight = params["layers"][0].get("k")
+        heads = config.num_kv_heads if weight is None else weight.shape[0] // config.head_dim
         dtype = params["embed"].dtype
-        return kv.init_cache(batch_size, capacity, config.num_kv_heads, config.head_dim, config.num_layers, dtype)
+        return kv.init_cache(batch_size, capacity, heads, config.head_dim, config.num_layers, dtype)
 
     def apply(
         self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache
@@ -74,17 +82,30 @@ class Transformer:
         config = self.config
         windows = config.sliding_windows or (None,) * config.num_layers
         turns = rotations(config.rope, config.head_dim, positions)
-        hidden, entries = [params["embed"][tokens].astype(jnp.float32)], []
+        hidden, entries = [self.embed(params, tokens)], []
         for index, layer in enumerate(params["layers"][:num_layers]):
             cached = cache.keys[index], cache.values[index]
-            state, new = _layer(layer, hidden[-1], turns, cached, positions, config, windows[index])
+            state, new = _layer(layer, hidden[-1], turns, cached, positions, config, windows[index], self.axis)
             hidden.append(state)
             entries.append(new)
         return hidden, entries
 
+    def embed(self, params: Any, tokens: jax.Array) -> jax.Array:
+        """Ids `[B, T]` -> `[B, T, E]` float32; each device looks up what its part of the vocabulary holds."""
+        table = params["embed"]
+        if self.axis is None:
+            return table[tokens].astype(jnp.float32)
+        local = tokens - lax.axis_index(self.axis) * table.shape[0]
+        mine = (local >= 0) & (local < table.shape[0])
+        found = table[jnp.where(mine, local, 0)].astype(jnp.float32)
+        return lax.psum(jnp.where(mine[..., None], found, 0), self.axis)
+
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
-        """Final norm and head: `[B, T, E]` -> logits `[B, T, V]` float32."""
-        return linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
+        """Final norm and head: `[..., E]` -> logits `[..., V]` float32, without what a cut vocabulary was padded by."""
+        logits = linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
+        if self.axis is not None:
+            logits = lax.all_gather(logits, self.axis, axis=logits.ndim - 1, tiled=True)
+        return logits[..., : self.vocab_size]
 
 
 def _run_layer(
@@ -95,17 +116,18 @@ def _run_layer(
     positions: jax.Array,
     config: TransformerConfig,
     window: int | None,
+    axis: str | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     normed = norm(x, layer["attention_norm"], config)
     query, keys, values = (_heads(part, config) for part in _projections(layer, ("q", "k", "v"), normed, config))
     query, keys = rotate(query, *turns), rotate(keys, *turns)
     new = keys.swapaxes(1, 2).astype(layer["o"].dtype), values.swapaxes(1, 2).astype(layer["o"].dtype)
-    x = x + _project(layer, "o", attend(query, new, cached, positions, window=window))
+    x = x + _project(layer, "o", attend(query, new, cached, positions, window=window), axis)
     gate, up = _projections(layer, ("gate", "up"), norm(x, layer["mlp_norm"], config), config)
-    return x + _project(layer, "down", _ACTIVATIONS[config.activation](gate) * up), new
+    return x + _project(layer, "down", _ACTIVATIONS[config.activation](gate) * up, axis), new
 
 
-_layer = jax.jit(_run_layer, static_argnums=(5, 6))
+_layer = jax.jit(_run_layer, static_argnums=(5, 6, 7))
 """Jitted so that equal layers are traced once and lowered to one function; XLA inlines it."""
 
 
@@ -139,8 +161,10 @@ def _multiply_on_cpu(rows: jax.Array, weight: jax.Array) -> jax.Array:
     return _multiply(rows, weight)
 
 
-def _project(layer: Any, name: str, x: jax.Array) -> jax.Array:
+def _project(layer: Any, name: str, x: jax.Array, axis: str | None = None) -> jax.Array:
+    """A matrix and its bias; summed over `axis`, each device having part of the columns."""
     out = linear(x, layer[name])
+    out = out if axis is None else lax.psum(out, axis)
     bias = layer.get(f"{name}_bias")
     return out if bias is None else out + bias.astype(jnp.float32)
 

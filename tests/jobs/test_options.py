@@ -12,6 +12,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 PROMPT = ("--set", 'prompt=["p"]')
 MODEL = ("--drafter", "model", "--draft-model", "a")
 JOB = ("--input", "a", "--output-dir", "b")
+PROCESSES = ("--coordinator-address", "a:1", "--num-processes", "2", "--process-id", "0")
 EXAMPLES = {
     "--prompt": ("--prompt", "a"),
     "--prompts": ("--set", "prompts=b.txt", "--prompts", "a.txt"),
@@ -45,6 +46,12 @@ EXAMPLES = {
     "--compare": ("--compare",),
     "--stream": ("--no-stream",),
     "--per-position": ("--per-position",),
+    "--parallel": ("--parallel", "jit"),
+    "--mesh": ("--mesh", "model=2"),
+    "--shard-drafter": (*MODEL, "--shard-drafter"),
+    "--coordinator-address": ("--coordinator-address", "auto"),
+    "--num-processes": (*PROCESSES, "--num-processes", "3"),
+    "--process-id": (*PROCESSES, "--process-id", "1"),
     "--compilation-cache": ("--no-compilation-cache",),
     "--input": (*JOB, "--input", "c"),
     "--output-dir": (*JOB, "--output-dir", "c"),
@@ -61,7 +68,9 @@ EXAMPLES = {
 def flat(settings):
     nested = record(settings)
     return nested | {
-        f"{owner}.{name}": value for owner in ("drafter", "sampling", "job") for name, value in nested[owner].items()
+        f"{owner}.{name}": value
+        for owner in ("drafter", "sampling", "parallel", "job")
+        for name, value in nested[owner].items()
     }
 
 

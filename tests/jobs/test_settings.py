@@ -8,6 +8,7 @@ from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.ngram import NGramDrafter
 from specjax.drafters.none import NoDrafter
 from specjax.jobs.model import load_model
+from specjax.jobs.placement import Placement
 from specjax.jobs.settings import DraftModel, EarlyExit, Job, NGram, NoDraft, Sampling, Settings, record
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
 
@@ -56,6 +57,7 @@ JOB = Job(input="x", output_dir="y")
         (lambda: NGram(prompt_lookup_min=3, prompt_lookup_max=2), "prompt_lookup_min <= prompt_lookup_max"),
         (lambda: EarlyExit(num_speculative_tokens=0), "num_speculative_tokens >= 1"),
         (lambda: DraftModel(model="x", num_speculative_tokens=0), "num_speculative_tokens >= 1"),
+        (lambda: Settings(parallel=Placement(mesh="data=2")), "--batch-size to divide by the mesh's data=2, got 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(build, says):

@@ -1,6 +1,7 @@
 """scripts/generate.py from its command line, in this process. Case 69: defaults run, each option does something."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -263,6 +264,7 @@ class Asked(dict):
                 prompts=[(prompt.id, prompt.token_ids) for prompt in prompts],
                 batch_size=batch_size,
                 streams=on_text is not None,
+                driver=decoder.driver,
             )
         return iter(())
 
@@ -284,6 +286,7 @@ def asked(generate, start, monkeypatch, tmp_path):
     return call
 
 
+MESH = ("--mesh", "model=1")
 OPTION_EFFECTS = {
     "--prompt": ((), ("--prompt", "more"), "prompts"),
     "--raw-prompt": ((), ("--raw-prompt",), "prompts"),
@@ -315,10 +318,14 @@ OPTION_EFFECTS = {
     "--compare": ((), ("--compare",), "runs"),
     "--stream": ((), ("--no-stream",), "streams"),
     "--per-position": ((), ("--per-position",), "shown"),
+    "--parallel": (("--mesh", "model=1"), ("--parallel", "jit"), "driver"),
+    "--mesh": ((), ("--mesh", "data=1"), "driver"),
+    "--shard-drafter": (("--drafter", "model", "--draft-model", "DRAFT", *MESH), ("--shard-drafter",), "runs"),
     "--compilation-cache": (("--compilation-cache",), ("--no-compilation-cache",), "cache"),
 }
 """For each option: what it needs, the option, and what it must change in what the script asks for."""
-ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch"} | {
+PROCESSES = {"--coordinator-address": "host:1", "--num-processes": "2", "--process-id": "1"}
+ELSEWHERE = {"--prompts", "--allow-vocabulary-mismatch", *PROCESSES} | {
     flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")
 }
 """Options with a test of their own, below or in tests/jobs/test_job.py."""
@@ -344,13 +351,29 @@ def test_prompts_from_a_file(asked, tmp_path):
     assert asked("--prompts", "prompts.txt")["prompts"] == [(0, (USER, 97)), (1, (USER, 98, 99))]
 
 
+def test_processes_are_joined_before_anything_else(asked, monkeypatch):
+    joined = []
+    monkeypatch.setattr("specjax.jobs.placement.start", lambda *arguments: joined.append(arguments))
+    asked("--prompt", "a", *itertools.chain(*PROCESSES.items()))
+    assert joined == [("host:1", 2, 1)]
+
+
+def test_texts_on_a_mesh_are_those_of_one_device(start, tmp_path):
+    """By pmap, whose arrays differ most from those of one device; tests/parallel has all drivers."""
+    plain = start("--prompt", "abcab", output=tmp_path / "plain.jsonl")
+    run = start("--prompt", "abcab", "--parallel", "pmap", *MESH, output=tmp_path / "mesh.jsonl")
+    assert run.status == 0, run.err
+    assert run.rows[0]["token_ids"] == plain.rows[0]["token_ids"]
+
+
 def test_case_43_vocabulary_mismatch_is_refused_unless_allowed(start, tmp_path):
     """Allowed, it costs acceptance only: the greedy tokens are those of plain decoding."""
     other = write_model(tmp_path / "other", seed=1, num_layers=1)
     tokenizer = other / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<user>", "<human>"))
     arguments = ["--prompt", "a", "--drafter", "model", "--draft-model", other]
-    refused, allowed = start(*arguments), start(*arguments, "--allow-vocabulary-mismatch", "--compare")
+    allow = "--allow-vocabulary-mismatch", "--compare", "--pace", "always"
+    refused, allowed = start(*arguments), start(*arguments, *allow)
     assert refused.status == 1
     assert "--allow-vocabulary-mismatch" in refused.err
     assert allowed.status == 0

@@ -1,0 +1,124 @@
+"""The pmap driver: the classic convention, in which every array has an axis of devices in front.
+
+`pmap` has one axis, over which models are cut. On a mesh with several groups of devices each group gets a call of its
+own, on its own rows, and the calls run at the same time. Arrays are stacked over all devices, group by group; a group's
+part of them is the same buffers under another shape, so nothing is copied between calls.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax import decode
+from specjax.decode import DecodeConfig
+from specjax.parallel.drivers import ALL_STEPS, Driver, Inputs
+from specjax.parallel.mesh import DATA, MODEL
+from specjax.parallel.specs import param_specs, shard_params
+from specjax.types import DecodeState, Output, Params, SamplingParams
+
+_DEVICES = P((DATA, MODEL))
+
+
+@dataclasses.dataclass(frozen=True)
+class PMap(Driver):
+    """`jax.pmap` over the model axis, once for each group of devices, on one host."""
+
+    mesh: Mesh
+
+    def __post_init__(self) -> None:
+        if self.mesh.is_multi_process:
+            raise ValueError("expected pmap on the devices of one process, got several: use shard_map")
+
+    def place(self, params: Params, config: DecodeConfig) -> Params:
+        """Each device's part of the params behind an axis of devices."""
+        specs = param_specs(config)
+        stack = partial(jax.tree.map, lambda leaf: leaf[None])
+        stacked = jax.shard_map(stack, mesh=self.mesh, in_specs=(specs,), out_specs=_DEVICES, check_vma=False)
+        return jax.jit(stacked)(shard_params(params, config, self.mesh))
+
+    def decode_steps(
+        self,
+        params: Params,
+        state: DecodeState,
+        sampling: SamplingParams,
+        num_steps: int = ALL_STEPS,
+        *,
+        config: DecodeConfig,
+    ) -> DecodeState:
+        """`specjax.decode_steps`. See `Driver.decode_steps`."""
+        state = jax.tree.map(self._put, state)  # what the caller has replaced may lie elsewhere
+        arguments = params, state, self.to_devices(sampling), self._everywhere(jnp.int32(num_steps))
+        return self._run(decode.decode_steps, *arguments, config=config, donated=(1,))
+
+    def to_host(self, rows: Any) -> Any:
+        """The arrays in NumPy, without the axis of devices."""
+        models = self.mesh.shape[MODEL]
+        return jax.tree.map(lambda leaf: np.array(leaf)[::models].reshape(-1, *leaf.shape[2:]), rows)
+
+    def to_devices(self, rows: Any) -> Any:
+        """Gives every device the rows of its group."""
+
+        def stack(leaf: jax.Array) -> jax.Array:
+            groups = jnp.arange(leaf.shape[0]).reshape(self.num_groups, -1)
+            return self._put(jnp.asarray(leaf)[jnp.repeat(groups, self.mesh.shape[MODEL], axis=0)])
+
+        return jax.tree.map(stack, rows)
+
+    def _generate(self, params: Params, inputs: Inputs, config: DecodeConfig, max_new_tokens: int) -> Output:
+        inputs = self._stack(inputs)
+        output = self._run(decode.generate, params, *inputs, config=config, max_new_tokens=max_new_tokens)
+        return jax.tree.map(jnp.asarray, self.to_host(output))
+
+    def _prefill(self, params: Params, inputs: Inputs, config: DecodeConfig, max_new_tokens: int) -> DecodeState:
+        inputs = self._stack(inputs)
+        return self._run(decode.prefill, params, *inputs, config=config, max_new_tokens=max_new_tokens)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any, donated: tuple[int, ...] = (), **statics: Any) -> Any:
+        """Calls every group's program, then puts their results together."""
+        groups = [tuple(devices) for devices in self.mesh.devices]
+        parts = [jax.tree.map(partial(_part, devices=devices), arguments) for devices in groups]
+        programs = [_program(function, devices, donated, **statics) for devices in groups]
+        results = [program(*part) for program, part in zip(programs, parts, strict=True)]
+        return jax.tree.map(self._join, *results)
+
+    def _stack(self, inputs: Inputs) -> Inputs:
+        *rows, pace = inputs
+        if pace is not None:
+            costs = self._everywhere(pace.costs)
+            pace = dataclasses.replace(self.to_devices(pace), costs=costs)
+        return *self.to_devices(rows), pace
+
+    def _everywhere(self, leaf: jax.Array) -> jax.Array:
+        return self._put(jnp.broadcast_to(leaf, (self.mesh.size, *leaf.shape)))
+
+    def _put(self, stacked: jax.Array) -> jax.Array:
+        return jax.device_put(stacked, NamedSharding(self.mesh, _DEVICES))
+
+    def _join(self, *parts: jax.Array) -> jax.Array:
+        """The arrays of the groups as one array of all devices."""
+        shape, sharding = (self.mesh.size, *parts[0].shape[1:]), NamedSharding(self.mesh, _DEVICES)
+        buffers = [shard.data for part in parts for shard in part.addressable_shards]
+        return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+
+
+def _part(leaf: jax.Array, devices: tuple[Any, ...]) -> jax.Array:
+    """What lies on a group's devices."""
+    buffers = {shard.device: shard.data for shard in leaf.addressable_shards}
+    sharding = NamedSharding(Mesh(np.array(devices), (MODEL,)), P(MODEL))
+    mine = [buffers[device] for device in devices]
+    return jax.make_array_from_single_device_arrays((len(devices), *leaf.shape[1:]), sharding, mine)
+
+
+@functools.cache
+def _program(
+    function: Callable[..., Any], devices: tuple[Any, ...], donated: tuple[int, ...], **statics: Any
+) -> Callable[..., Any]:
+    return jax.pmap(partial(function, **statics), axis_name=MODEL, devices=devices, donate_argnums=donated)

@@ -1,0 +1,93 @@
+"""Program: what lies where on 8 devices, and what they exchange."""
+
+import json
+import re
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import tiny_config, tiny_params
+from jax.sharding import PartitionSpec as P
+
+import specjax
+from specjax.decode import DecodeConfig
+from specjax.io.checkpoint import load_checkpoint, load_config
+from specjax.models.params import join_projections
+from specjax.models.transformer import Transformer
+from specjax.parallel.mesh import MODEL, make_mesh
+from specjax.parallel.pmapped import PMap
+from specjax.parallel.sharded import ShardMap
+from specjax.parallel.specs import param_cuts, shard_params, state_specs
+
+
+def same(first, second):
+    return jax.tree.all(
+        jax.tree.map(lambda x, y: bool(np.array_equal(x, y)) and x.sharding == y.sharding, first, second)
+    )
+
+
+def loads(paths):
+    """Whether each format, loaded onto the mesh, is what was loaded whole and then placed."""
+    mesh, found = make_mesh(2, 4), {}
+    for form, path in paths.items():
+        target = Transformer(load_config(path), axis=MODEL)
+        loaded = load_checkpoint(path, dtype="float32", sharding=param_cuts(target, mesh)).params
+        whole = specjax.Params(target=load_checkpoint(path, dtype="float32").params)
+        placed = shard_params(whole, DecodeConfig(target=target), mesh).target
+        shard = loaded["embed"].addressable_shards[0].data.shape
+        found[form] = {"same": same(loaded, placed), "shard": list(shard)}
+    return found
+
+
+def collectives(num_layers):
+    """Kinds of exchange in one compiled call of the model over 4 devices."""
+    config = tiny_config(num_layers=num_layers)
+    target, mesh = Transformer(config, axis=MODEL), make_mesh(1, 4)
+    decoder = DecodeConfig(target=target)
+    params = shard_params(specjax.Params(target=tiny_params(0, config)), decoder, mesh).target
+    cache = state_specs(decoder).cache
+    specs = jax.tree.map(lambda cut: cut.sharding.spec, param_cuts(target, mesh))
+    make = partial(target.init_cache, batch_size=2, capacity=16)
+    mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
+    empty = mapped(make, in_specs=(specs,), out_specs=cache)(params)
+    apply = mapped(target.apply, in_specs=(specs, P(), P(), cache), out_specs=(P(), cache))
+    tokens = jnp.ones((2, 3), jnp.int32)
+    text = jax.jit(apply).lower(params, tokens, jnp.zeros((2, 3), jnp.int32), empty).compile().as_text()
+    kinds = re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text)
+    return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+def refusals():
+    """What each of these calls says."""
+    target = Transformer(tiny_config(), axis=MODEL)
+    config, params = DecodeConfig(target=target), specjax.Params(target=tiny_params())
+    prompt, length = jnp.ones((3, 4), jnp.int32), jnp.full(3, 4)
+    sampling = specjax.sampling_params(3, max_tokens=2)
+    start = {"config": config, "max_new_tokens": 2}
+    half = shard_params(params, config, make_mesh(1, 8))
+    calls = {
+        "batch": lambda driver: driver.generate(params, jax.random.key(0), prompt, length, sampling, **start),
+        "mesh": lambda driver: make_mesh(3, 3),
+        "axis": lambda driver: driver.place(params, DecodeConfig(target=Transformer(tiny_config(), axis="other"))),
+        "joined": lambda driver: driver.place(specjax.Params(target=join_projections(tiny_params())), config),
+        "moved": lambda driver: driver.place(half, config),
+        "argument": lambda driver: driver.generate(params, jax.random.key(0), prompt, length + 9, sampling, **start),
+    }
+    drivers = {"shard_map": ShardMap(make_mesh(2, 4)), "pmap": PMap(make_mesh(2, 4))}
+    return {f"{name} {kind}": message(call, driver) for name, call in calls.items() for kind, driver in drivers.items()}
+
+
+def message(call, driver):
+    try:
+        call(driver)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+if __name__ == "__main__":
+    paths = json.loads(sys.argv[1])
+    exchanged = [collectives(num_layers) for num_layers in (1, 3)]
+    print(json.dumps({"loads": loads(paths), "collectives": exchanged, "refusals": refusals()}))
