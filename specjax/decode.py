@@ -13,15 +13,15 @@ The last committed token of a live row is *pending*: it is in no cache yet, and 
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.drafters.none import NoDrafter
+from specjax.loops import run_if
 from specjax.pace import Pace, init_pace, pays, update_pace
 from specjax.sampling import law
 from specjax.stats import count_step, init_stats
@@ -41,8 +41,7 @@ from specjax.types import (
     Verifier,
 )
 from specjax.verify import ExactMatch
-
-T = TypeVar("T")
+from specjax.window import narrow, widen, with_pending, write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,20 +252,8 @@ def verify_step(
     judged = _nothing_judged(len(draft.length), config)
     for index, width in enumerate(config.window_sizes):
         verify = partial(_verify, params, draft=draft, sampling=sampling, config=config, width=width)
-        judged, state = _run_if(window == index, verify, (judged, state))
+        judged, state = run_if(window == index, verify, (judged, state))
     return _commit(state, draft, judged)
-
-
-def _run_if(wanted: jax.Array, function: Callable[[T], T], carry: T) -> T:
-    """`function(carry)` if `wanted`, else `carry`, with every large buffer written in place.
-
-    It is a loop of one round at most: what a conditional returns XLA copies, what a loop carries it does not.
-    """
-
-    def run(loop: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
-        return jnp.zeros_like(wanted), function(loop[1])
-
-    return lax.while_loop(lambda loop: loop[0], run, (wanted, carry))[1]
 
 
 def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
@@ -296,7 +283,7 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
 
     shapes, _ = jax.eval_shape(propose, (None, state.draft_state))
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    draft, draft_state = _run_if((wanted > 0).any(), propose, (nothing, state.draft_state))
+    draft, draft_state = run_if((wanted > 0).any(), propose, (nothing, state.draft_state))
     length = jnp.clip(draft.length, 0, wanted)
     promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
     length = jnp.where(pays(state.pace, promised, draft.evidence, sizes), length, 0)
@@ -322,12 +309,12 @@ def _verify(
     width: int,
 ) -> tuple[_Judged, DecodeState]:
     """One target call over the pending token and `width` drafted ones, and the verdict on them."""
-    draft, state = _narrow(draft, width), carry[1]
+    draft, state = narrow(draft, width), carry[1]
     context, live = state.context, state.finish_reason == FinishReason.RUNNING
     offsets = jnp.arange(width + 1)
-    tokens, positions = _window(state, draft, live)
+    tokens, positions = with_pending(state.context, draft, live)
     seen, cache = config.target.apply(params.target, tokens, positions, state.cache)
-    text = dataclasses.replace(context, tokens=_write(context.tokens, context.length, draft.tokens, draft.length))
+    text = dataclasses.replace(context, tokens=write(context.tokens, context.length, draft.tokens, draft.length))
     log_probs, healthy = law(seen.logits, sampling, text, context.length[:, None] + offsets)
     num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
     draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
@@ -337,7 +324,7 @@ def _verify(
     kept = jnp.where(offsets < num_emitted[:, None], positions, -1)
     draft_state = config.drafter.update(params, state.draft_state, tokens, kept, seen)
     judged = _Judged(
-        tokens=_widen(verdict.tokens, config),
+        tokens=widen(verdict.tokens, config.drafter.num_tokens),
         num_accepted=verdict.num_accepted,
         num_emitted=num_emitted,
         stopped=stopped,
@@ -347,40 +334,13 @@ def _verify(
     return judged, dataclasses.replace(state, cache=cache, draft_state=draft_state)
 
 
-def _narrow(draft: Draft, width: int) -> Draft:
-    laws = None if draft.log_probs is None else draft.log_probs[:, :width]
-    return dataclasses.replace(draft, tokens=draft.tokens[:, :width], log_probs=laws)
-
-
-def _widen(columns: jax.Array, config: DecodeConfig) -> jax.Array:
-    return jnp.pad(columns, ((0, 0), (0, config.drafter.num_tokens + 1 - columns.shape[1])))
-
-
-def _window(state: DecodeState, draft: Draft, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in done rows."""
-    context = state.context
-    last = jnp.maximum(context.length - 1, 0)[:, None]
-    offsets = jnp.arange(draft.tokens.shape[1] + 1)
-    drafted = jnp.where(offsets[:-1] < draft.length[:, None], draft.tokens, 0)
-    tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
-    valid = (offsets <= draft.length[:, None]) & live[:, None]
-    return tokens, jnp.where(valid, last + offsets, -1)
-
-
-def _write(buffer: jax.Array, start: jax.Array, values: jax.Array, count: jax.Array) -> jax.Array:
-    """Writes the first `count` `[B]` of `values` `[B, T]` into `[B, N]` from column `start` `[B]` on."""
-    offsets = jnp.arange(values.shape[1])
-    columns = jnp.where(offsets < count[:, None], start[:, None] + offsets, buffer.shape[1])
-    return buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(values.astype(buffer.dtype), mode="drop")
-
-
 def _token_log_probs(seen: ModelOutput, log_probs: jax.Array, verdict: Verdict, config: DecodeConfig) -> LogProbs:
     """Raw and processed log-probabilities `[B, M + 1]` of the verdict's tokens."""
     ids = jnp.clip(verdict.tokens, 0, log_probs.shape[-1] - 1)[..., None]
     chosen = jnp.take_along_axis(seen.logits, ids, axis=-1)[..., 0]
     raw = chosen - jax.nn.logsumexp(seen.logits, axis=-1)
     processed = jnp.take_along_axis(log_probs, ids, axis=-1)[..., 0]
-    return LogProbs(raw=_widen(raw, config), processed=_widen(processed, config))
+    return LogProbs(raw=widen(raw, config.drafter.num_tokens), processed=widen(processed, config.drafter.num_tokens))
 
 
 def _emission(
@@ -404,12 +364,12 @@ def _commit(state: DecodeState, draft: Draft, judged: _Judged) -> DecodeState:
     reason = jnp.where(judged.stopped, FinishReason.STOP, reason)
     logs = state.log_probs
     if logs is not None and judged.log_probs is not None:
-        logs = jax.tree.map(lambda old, new: _write(old, context.length, new, emitted), logs, judged.log_probs)
+        logs = jax.tree.map(lambda old, new: write(old, context.length, new, emitted), logs, judged.log_probs)
     accepted = jnp.minimum(judged.num_accepted, emitted)
     return dataclasses.replace(
         state,
         context=dataclasses.replace(
-            context, tokens=_write(context.tokens, context.length, judged.tokens, emitted), length=length
+            context, tokens=write(context.tokens, context.length, judged.tokens, emitted), length=length
         ),
         finish_reason=jnp.where(live, reason, state.finish_reason).astype(jnp.int32),
         cache=dataclasses.replace(state.cache, length=jnp.where(live, length - 1, state.cache.length)),

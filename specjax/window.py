@@ -1,0 +1,36 @@
+"""Windows: what one step reads and judges, the pending token and the draft, and the token buffer that it ends up in."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.types import Context, Draft
+
+
+def narrow(draft: Draft, width: int) -> Draft:
+    """The first `width` columns of a draft whose rows are no longer than that."""
+    laws = None if draft.log_probs is None else draft.log_probs[:, :width]
+    return dataclasses.replace(draft, tokens=draft.tokens[:, :width], log_probs=laws)
+
+
+def widen(columns: jax.Array, num_tokens: int) -> jax.Array:
+    """`[B, T]` -> `[B, num_tokens + 1]`, filled up with zeros: the shape of the widest window."""
+    return jnp.pad(columns, ((0, 0), (0, num_tokens + 1 - columns.shape[1])))
+
+
+def with_pending(context: Context, draft: Draft, live: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in done rows."""
+    last = jnp.maximum(context.length - 1, 0)[:, None]
+    offsets = jnp.arange(draft.tokens.shape[1] + 1)
+    drafted = jnp.where(offsets[:-1] < draft.length[:, None], draft.tokens, 0)
+    tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
+    valid = (offsets <= draft.length[:, None]) & live[:, None]
+    return tokens, jnp.where(valid, last + offsets, -1)
+
+
+def write(buffer: jax.Array, start: jax.Array, values: jax.Array, count: jax.Array) -> jax.Array:
+    """Writes the first `count` `[B]` of `values` `[B, T]` into `[B, N]` from column `start` `[B]` on."""
+    offsets = jnp.arange(values.shape[1])
+    columns = jnp.where(offsets < count[:, None], start[:, None] + offsets, buffer.shape[1])
+    return buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(values.astype(buffer.dtype), mode="drop")
