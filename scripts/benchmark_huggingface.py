@@ -163,6 +163,14 @@ def draft_seconds(system, prompt, repeats=9):
     return statistics.median(times[2:])
 
 
+def lookup_options(args):
+    """The settings of the n-gram drafter in the words of transformers."""
+    return {
+        "prompt_lookup_num_tokens": args.num_speculative_tokens,
+        "max_matching_ngram_size": args.prompt_lookup_max,
+    }
+
+
 def first_difference(left, right):
     """Index of the first differing token, None if the lists are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -196,10 +204,9 @@ def compare(args, hub, checkpoint, tokenizer):
         floor = floors[size]
         costs = [floor["plain_s"] + floor["draft_s"], floor["verify_s"] + floor["draft_s"]]
         pace = specjax.make_pace(1, costs)
-        lookup = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": args.prompt_lookup_max}
         runs = {
             "hf": hub(prompt, args.max_new_tokens),
-            "hf_lookup": hub(prompt, args.max_new_tokens, **lookup),
+            "hf_lookup": hub(prompt, args.max_new_tokens, **lookup_options(args)),
             "plain": plain(prompt, plain_pace),
             "always": ngram(prompt, always),
             "paced": ngram(prompt, pace),
@@ -222,20 +229,30 @@ def compare(args, hub, checkpoint, tokenizer):
 
 
 def compare_tokens(args, hub, checkpoint, tokenizer):
-    """Speculative greedy tokens against those of transformers, for every question; nothing is timed."""
+    """Greedy tokens and acceptance lengths against those of transformers, for every question; nothing is timed."""
     drafter = specjax.NGramDrafter(num_tokens=args.num_speculative_tokens, prompt_lookup_max=args.prompt_lookup_max)
     system, pace = SpecJax(checkpoint, drafter, args.max_new_tokens), specjax.make_pace(1, [1.0, 1.0])
-    differences, tokens = [], 0
+    differences, groups = [], defaultdict(list)
     for row in read_questions(args.questions, args.per_category):
         prompt = tokenizer.apply_chat_template([{"role": "user", "content": row.turns[0]}])
-        right, found = hub(prompt, args.max_new_tokens).tokens, system(prompt, pace).tokens
-        split = first_difference(right, found)
-        tokens += len(right)
+        plain, lookup = hub(prompt, args.max_new_tokens), hub(prompt, args.max_new_tokens, **lookup_options(args))
+        own = system(prompt, pace)
+        split = first_difference(plain.tokens, own.tokens)
         if split is not None:
-            differences.append((row.id, split, hub.gap(prompt + right[:split])))
-        print(f"{row.id} {row.category} {split}", file=sys.stderr, flush=True)
-    above = [item for item in differences if item[2] > GAP]
-    return {"tokens": tokens, "differences": differences, "differences_above_gap": above}
+            differences.append((row.id, split, hub.gap(prompt + plain.tokens[:split])))
+        record = {"runs": {name: dataclasses.asdict(run) for name, run in (("lookup", lookup), ("own", own))}}
+        groups[row.category].append(record)
+        groups["ALL"].append(record)
+        print(f"{row.id} {row.category} {split} {lookup.calls} {own.calls}", file=sys.stderr, flush=True)
+    return {
+        "tokens": sum(len(record["runs"]["own"]["tokens"]) for record in groups["ALL"]),
+        "differences": differences,
+        "differences_above_gap": [item for item in differences if item[2] > GAP],
+        "acceptance_length": {
+            name: {kind: acceptance_length(records, kind) for kind in ("lookup", "own")}
+            for name, records in groups.items()
+        },
+    }
 
 
 def speed(records, name, seconds="seconds"):
@@ -315,7 +332,9 @@ def main(argv=None):
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=6)
     parser.add_argument("--prompt-lookup-max", type=int, default=2)
-    parser.add_argument("--tokens-only", action="store_true", help="compare greedy tokens and time nothing")
+    parser.add_argument(
+        "--tokens-only", action="store_true", help="compare greedy tokens and acceptance lengths, and time nothing"
+    )
     parser.add_argument("--output", help="JSON file for the summary and every run")
     args = parser.parse_args(argv)
     torch.set_num_threads(len(os.sched_getaffinity(0)))

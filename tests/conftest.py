@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from small_jobs import quick_programs
 
 MOST_MAPPINGS = 20_000
 """A compiled program holds several mappings of memory. Linux grants a process 65,530: past that XLA crashes."""
@@ -18,3 +19,10 @@ def few_programs():
     if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="module")
+def quickly():
+    """Runs the tests of a file with the library's programs unoptimised."""
+    with quick_programs():
+        yield

@@ -9,7 +9,6 @@ import pytest
 from decoding import outputs, snapshot
 from harness import tiny_params
 from programs import NEW, TINY, VOCAB, WIDTH, WINDOW, compilations, table_config
-from small_jobs import quick_programs
 
 from specjax import compiled, decode
 from specjax.decode import DecodeConfig
@@ -24,11 +23,7 @@ PARAMS = Params(target=jnp.asarray(np.random.default_rng(0).normal(scale=2.0, si
 SLOTS = 3
 PROMPTS = [[1, 2, 3, 1, 2, 3], [5], [4, 4], [6, 7, 8], [9, 9, 9, 9]]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def row(index, *, width=WIDTH, max_tokens=NEW):

@@ -41,7 +41,10 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     windows = decoder.config.window_sizes
     pace = make_pace(len(length), jnp.ones(len(windows))) if decoder.measured_pace else None
     began = clock()
-    state = begin(decoder, (keys, jnp.zeros_like(prompt), jnp.ones_like(length)), sampling, pace)
+    read = jnp.full_like(
+        length, 2
+    )  # all but the last token: one is enough to run a chunk, which is slow the first time
+    state = begin(decoder, (keys, jnp.zeros_like(prompt), read), sampling, pace)
     state = decoder.driver.decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
     jax.block_until_ready(state)
     compile_time = clock() - began

@@ -1,5 +1,6 @@
 """Grouped-query attention over a cache that is only read, plus the block of new tokens."""
 
+import functools
 from functools import partial
 
 import jax
@@ -10,6 +11,8 @@ from specjax.cache import read
 
 SHORTEST = 256
 """Slots of the smallest prefix of a cache that gets a program of its own."""
+MANY = 32
+"""Tokens of a block from which on one with nothing before it gets a program of its own."""
 MASKED = jnp.finfo(jnp.float32).min / 2
 """Score of what a query may not see: finite, so that a query that sees nothing yields numbers, not NaN."""
 
@@ -41,18 +44,21 @@ def attend(
       `[B, T, H * D]` float32.
     """
     new = _quarantine(*new)
-    sizes = prefixes(cached[0].shape[2])
+    sizes = prefixes(cached[0].shape[2], query.shape[1])
     branches = [partial(_attend, size=size, window=window) for size in sizes]
-    smallest = jnp.searchsorted(jnp.asarray(sizes), positions[:, 0].max())
+    smallest = jnp.searchsorted(jnp.asarray(sizes), jnp.maximum(positions[:, 0].max(), 0))
     return lax.switch(jnp.minimum(smallest, len(sizes) - 1), branches, query, new, cached, positions)
 
 
-def prefixes(capacity: int) -> list[int]:
-    """Static sizes to read, each twice the last; what saves little is left out, since each is code to compile."""
+def prefixes(capacity: int, num_tokens: int) -> list[int]:
+    """Static sizes to read, each twice the last; what saves little is left out, since each is code to compile.
+
+    A block of many tokens is a piece of a prompt, often its first: nothing lies before that.
+    """
     sizes = [SHORTEST]
     while 2 * sizes[-1] < capacity:
         sizes.append(2 * sizes[-1])
-    return [size for size in sizes if 4 * size < 3 * capacity] + [capacity]
+    return [0] * (num_tokens >= MANY) + [size for size in sizes if 4 * size < 3 * capacity] + [capacity]
 
 
 def _attend(
@@ -64,16 +70,17 @@ def _attend(
     size: int,
     window: int | None,
 ) -> jax.Array:
-    keys, values = (read(buffer[:, :, :size]) for buffer in cached)
     grouped = _group(query, new[0])
-    slots = jnp.arange(size)
-    old_scores = _scores(grouped, keys, _visible(positions, slots[None], positions[:, :1], window))
     last = jnp.full_like(positions[:, -1:], jnp.iinfo(jnp.int32).max)
-    new_scores = _scores(grouped, new[0], _visible(positions, positions, last, window))
-    peak = jnp.maximum(old_scores.max(-1, keepdims=True), new_scores.max(-1, keepdims=True))
-    old_weights, new_weights = jnp.exp(old_scores - peak), jnp.exp(new_scores - peak)
-    total = old_weights.sum(-1, keepdims=True) + new_weights.sum(-1, keepdims=True)
-    mixed = _mix(old_weights, values) + _mix(new_weights, new[1])
+    parts = [(*new, _visible(positions, positions, last, window))]
+    if size:
+        old = [read(buffer[:, :, :size]) for buffer in cached]
+        parts = [(*old, _visible(positions, jnp.arange(size)[None], positions[:, :1], window)), *parts]
+    scores = [_scores(grouped, keys, visible) for keys, _, visible in parts]
+    peak = functools.reduce(jnp.maximum, [part.max(-1, keepdims=True) for part in scores])
+    weights = [jnp.exp(part - peak) for part in scores]
+    total = functools.reduce(jnp.add, [part.sum(-1, keepdims=True) for part in weights])
+    mixed = functools.reduce(jnp.add, [_mix(*pair) for pair in zip(weights, (part[1] for part in parts), strict=True)])
     return _ungroup(mixed / _flat(total), query)
 
 

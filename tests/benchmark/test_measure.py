@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import pytest
 from measured import KNOWN, LINE, line_decoder, ticking
-from small_jobs import quick_programs
 
 from specjax.benchmark import phases
 from specjax.benchmark.measure import measure, num_batches
@@ -23,11 +22,7 @@ QUESTIONS = [
     Question(id=3, category="b", turns=(KNOWN,)),
 ]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 @pytest.fixture(scope="module")

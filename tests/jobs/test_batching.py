@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from line_decoder import KNOWN, decoder_of, prompts_of
 from programs import compilations
-from small_jobs import quick_programs
 
 from specjax.jobs import batching
 from specjax.jobs.batching import Request, SlotBatch
@@ -16,11 +15,7 @@ TEXTS = [KNOWN, "x", "hij012", "a" * 15, "zz9", "0", "4" * 11, KNOWN[3:], "f", "
 LONG = "ab" * 10
 """Of the next bucket."""
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def sampled(**options):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from line_decoder import EOS, KNOWN, WINDOW, decoder_of, prompts_of
 from programs import compilations
-from small_jobs import quick_programs
 
 from specjax import compiled
 from specjax.jobs.completion import Completion, complete
@@ -21,11 +20,7 @@ from specjax.jobs.warmup import warm_up
 from specjax.types import FinishReason, Params
 from specjax.verify import Rejection
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def completions(decoder, prompts, **options) -> list[Completion]:
@@ -215,12 +210,25 @@ def test_the_warm_up_runs_the_programs_that_are_used(monkeypatch, measured_pace)
 
     for module in ("warmup", "completion"):
         monkeypatch.setattr(f"specjax.jobs.{module}.begin", spy("begin", begin))
-        monkeypatch.setattr(f"specjax.jobs.{module}.decode_steps", spy("decode_steps", compiled.decode_steps))
+    monkeypatch.setattr(compiled, "decode_steps", spy("decode_steps", compiled.decode_steps))
     one(decoder_of(measured_pace=measured_pace), KNOWN, on_text=lambda text: None)
     assert len(calls["begin"]) == 2
     assert len(calls["decode_steps"]) == (10 if measured_pace else 4)
     for seen in calls.values():
         assert all(call == seen[0] for call in seen)
+
+
+def test_the_warm_up_reads_a_chunk(monkeypatch):
+    """The first run of a loop's body is slow; it must not fall into the first prompt's time to first token."""
+    lengths = []
+
+    def spy(decoder, rows, *arguments):
+        lengths.extend(map(int, rows[2]))
+        return begin(decoder, rows, *arguments)
+
+    monkeypatch.setattr("specjax.jobs.warmup.begin", spy)
+    next(complete(decoder_of(), prompts_of("a")))
+    assert [length - 1 > 0 for length in lengths] == [True]
 
 
 def test_each_width_is_warmed_up_once(monkeypatch):
@@ -288,15 +296,15 @@ def test_measured_step_times_decide_whether_it_pays_to_draft(speculative, drafts
 
 
 def test_timed_steps_are_a_plain_and_a_speculative_one(monkeypatch):
-    drafted = []
+    drafted, decode_steps = [], compiled.decode_steps
 
     def spy(params, state, *arguments, **options):
         before = np.array(state.stats.drafted)
-        state = compiled.decode_steps(params, state, *arguments, **options)
+        state = decode_steps(params, state, *arguments, **options)
         drafted.append(int((state.stats.drafted - before)[0]))
         return state
 
-    monkeypatch.setattr("specjax.jobs.warmup.decode_steps", spy)
+    monkeypatch.setattr(compiled, "decode_steps", spy)
     next(complete(decoder_of(measured_pace=True), prompts_of("q")))
     assert drafted == [0, *[0, WINDOW] * 3]
 

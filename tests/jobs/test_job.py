@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from rich.console import Console
-from small_jobs import USER, quick_programs, write_model
+from small_jobs import USER, write_model
 
 from specjax.jobs import job, parts
 from specjax.jobs.completion import complete
@@ -23,11 +23,7 @@ TEXTS = ["abab", "b", "abab", "naïve café", "c" * 14, "abcabcabc", "ba", "cc",
 NEW = 8
 FAULT = Fault(line=1, error="not today")
 
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 @pytest.fixture(scope="module")

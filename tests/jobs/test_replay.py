@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from decoding import pad
 from harness import HistoryModel, history_params
-from small_jobs import quick_programs
 
 from specjax import sampling_params
 from specjax.jobs.replay import CHUNK, replay, scores_at
@@ -20,12 +19,6 @@ PROMPTS, COUNTS = [[3, 1, 4, 1, 5], [9], []], [CHUNK + 9, 2, 0]
 SAMPLING = {"temperature": 0.5, "frequency_penalty": 0.3, "top_k": 6}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offbeat(HistoryModel):
     """Another model in calls of three tokens: one logit is higher by a half."""
@@ -34,6 +27,9 @@ class Offbeat(HistoryModel):
         output, cache = super().apply(params, tokens, positions, cache)
         extra = 0.5 * (tokens.shape[1] == 3) * (jnp.arange(self.vocab_size) == 7)
         return output.replace(logits=output.logits + extra), cache
+
+
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def texts():

@@ -44,12 +44,29 @@ def test_every_prefix_holds_the_longest_row(capacity, starts, sliding):
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("starts", [[0, 0], [0, 5]])
+def test_a_long_block_at_the_beginning_of_a_text(starts):
+    found, right = attend(64, starts, 40)
+    np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("capacity", "sizes"),
     [(8, [8]), (340, [340]), (400, [256, 400]), (1088, [256, 512, 1088]), (1500, [256, 512, 1024, 1500])],
 )
 def test_prefixes_double_and_end_with_the_buffer(capacity, sizes):
-    assert attention.prefixes(capacity) == sizes
+    assert attention.prefixes(capacity, 7) == sizes
+    assert attention.prefixes(capacity, 32) == [0, *sizes]
+
+
+@pytest.mark.parametrize(("starts", "reads"), [([0, 0], False), ([0, 1], True), ([-1, 0], False), ([-1, -1], False)])
+def test_a_piece_of_a_prompt_with_nothing_before_it_reads_no_cache(starts, reads):
+    """Broken slots would poison even a masked read (0 * NaN)."""
+    buffers = jnp.full((2, 2, GROUPS, 64, WIDTH), jnp.nan)
+    new, query = jnp.ones((2, 2, GROUPS, 32, WIDTH)), jnp.ones((2, 32, HEADS, WIDTH))
+    positions = jnp.array([jnp.arange(start, start + 32) if start >= 0 else jnp.full(32, -1) for start in starts])
+    found = attention.attend(query, (new[0], new[1]), (buffers[0], buffers[1]), positions)
+    assert bool(jnp.isfinite(found).all()) != reads
 
 
 def test_what_lies_behind_the_prefix_is_not_read():

@@ -1,40 +1,13 @@
 """scripts/benchmark.py from its command line, in this process, on a tiny model."""
 
-import importlib.util
 import json
-from pathlib import Path
 
-import jax
 import pytest
-from small_jobs import quick_programs, write_model
+from small_jobs import write_model
 
 from specjax.benchmark import files
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
-JAX_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_entry_size_bytes",
-    "jax_persistent_cache_min_compile_time_secs",
-)
 QUESTIONS = [("one", ["abcabcabcabc"]), ("two", ["xyzxyzxyzxyz"])]
-
-
-@pytest.fixture(autouse=True)
-def own_settings(tmp_path, monkeypatch):
-    """What the script sets in JAX ends with the test, and its cache lies apart."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    before = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +16,8 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def start(model, capsys, tmp_path):
+def start(script, model, capsys, tmp_path):
     """Runs the script; returns its exit status, what it printed, its summary and the names of its files."""
-    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     questions = tmp_path / "questions.jsonl"
     rows = [{"question_id": name, "category": name, "turns": turns} for name, turns in QUESTIONS]
     questions.write_text("\n".join(map(json.dumps, rows)))
@@ -55,7 +25,7 @@ def start(model, capsys, tmp_path):
 
     def call(command, *arguments):
         shared = ["--model", model, "--no-compilation-cache", "--questions", questions, "--max-new-tokens", 12]
-        status = module.main([*map(str, [command, *shared, "--output-dir", output, *arguments])])
+        status = script.main([*map(str, [command, *shared, "--output-dir", output, *arguments])])
         written = {path.name: path for path in output.iterdir()} if output.exists() else {}
         summary = json.loads(written["summary.json"].read_text()) if written else {}
         return status, capsys.readouterr(), summary, written

@@ -1,51 +1,22 @@
 """scripts/generate.py from its command line, in this process. Case 69: defaults run, each option does something."""
 
-import importlib.util
 import itertools
 import json
 import os
 import re
 import signal
 import types
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from reference_transformer import forward
-from small_jobs import USER, quick_programs, write_model
+from small_jobs import USER, write_model
 
 from specjax.io.checkpoint import load_checkpoint
 from specjax.jobs.options import OPTIONS
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.runtime import configure
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "generate.py"
-JAX_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_entry_size_bytes",
-    "jax_persistent_cache_min_compile_time_secs",
-)
-
-
-@pytest.fixture(autouse=True)
-def own_settings(tmp_path, monkeypatch):
-    """What the script sets in JAX ends with the test, and its cache lies apart."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    before = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,20 +30,12 @@ def draft_model(tmp_path_factory):
 
 
 @pytest.fixture
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def start(generate, model, capsys):
+def start(script, model, capsys):
     """Runs the script; returns its exit status, what it printed to either stream, and the rows of --output."""
 
     def call(*arguments, output=None):
         arguments = ["--model", model, "--no-compilation-cache", "--max-new-tokens", "12", *map(str, arguments)]
-        status = generate.main(arguments + ([] if output is None else ["--output", str(output)]))
+        status = script.main(arguments + ([] if output is None else ["--output", str(output)]))
         shown = capsys.readouterr()
         lines = [] if output is None else output.read_text(encoding="utf-8").splitlines()
         return types.SimpleNamespace(status=status, out=shown.out, err=shown.err, rows=list(map(json.loads, lines)))
@@ -189,8 +152,8 @@ def test_a_draft_model_that_is_the_target_is_always_right(start, model, tmp_path
         (["--config", "missing.py"], ["--config", "missing.py"]),
     ],
 )
-def test_usage_errors_are_one_line_before_anything_is_loaded(generate, capsys, arguments, names):
-    assert generate.main(["--model", "missing", "--prompt", "a", *arguments]) == 2
+def test_usage_errors_are_one_line_before_anything_is_loaded(script, capsys, arguments, names):
+    assert script.main(["--model", "missing", "--prompt", "a", *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert re.fullmatch(r"error: [^\n]+\n", shown.err)
@@ -228,8 +191,8 @@ def test_malformed_line_is_named(start, tmp_path):
     assert f"error: {path}, line 2: " in run.err
 
 
-def test_rows_are_written_as_they_finish_and_kept_on_interruption(generate, start, tmp_path, monkeypatch):
-    path, complete = tmp_path / "out.jsonl", generate.complete
+def test_rows_are_written_as_they_finish_and_kept_on_interruption(script, start, tmp_path, monkeypatch):
+    path, complete = tmp_path / "out.jsonl", script.complete
 
     def interrupted(*arguments, **options):
         batches = complete(*arguments, **options)
@@ -238,7 +201,7 @@ def test_rows_are_written_as_they_finish_and_kept_on_interruption(generate, star
         yield next(batches)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "complete", interrupted)
+    monkeypatch.setattr(script, "complete", interrupted)
     run = start("--prompt", "a", "--prompt", "b", "--prompt", "c", output=path)
     assert run.status == 130
     assert "interrupted after 2 prompts" in run.err
@@ -270,13 +233,13 @@ class Asked(dict):
 
 
 @pytest.fixture
-def asked(generate, start, monkeypatch, tmp_path):
+def asked(script, start, monkeypatch, tmp_path):
     """Runs the script up to its first completion and tells everything that an option could have changed."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
         seen = Asked()
-        monkeypatch.setattr(generate, "complete", seen.complete)
+        monkeypatch.setattr(script, "complete", seen.complete)
         run = start(*arguments)
         assert run.status == 0, run.err
         cache = jax.config.jax_compilation_cache_dir
@@ -402,25 +365,25 @@ def test_text_goes_where_it_is_asked_to_go(start, tmp_path):
     assert quiet.rows[0]["metrics"]["itl_s"] is None
 
 
-def test_a_batch_job_from_its_command_line(generate, model, tmp_path, capsys, monkeypatch):
+def test_a_batch_job_from_its_command_line(script, model, tmp_path, capsys, monkeypatch):
     """A signal ends it with status 0 and says so; the same command goes on; what is wrong is one line."""
     path, append = tmp_path / "rows.jsonl", PartWriter.append
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in "abcde"))
     command = ["--model", model, "--no-compilation-cache", "--max-new-tokens", "12", "--input", str(path)]
     command += ["--output-dir", str(tmp_path / "out"), "--batch-size", "2", "--pace", "always", "--per-position"]
     monkeypatch.setattr(PartWriter, "append", lambda *args: append(*args) or os.kill(os.getpid(), signal.SIGTERM))
-    assert generate.main(command) == 0
+    assert script.main(command) == 0
     assert re.search(r"SIGTERM: [1-4] of 5 rows are complete in \S+; the same command goes on", capsys.readouterr().err)
     monkeypatch.undo()
-    assert generate.main(command) == 0
+    assert script.main(command) == 0
     shown = capsys.readouterr().err
     assert re.search(r"│ num_prompts +│ +5 │", shown)
     assert "(unconditional)" in shown
     assert "5 of 5 rows are complete in" in shown
     assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 5
-    assert generate.main([*command, "--process-count", "2"]) == 0
+    assert script.main([*command, "--process-count", "2"]) == 0
     assert "--merge joins them" in capsys.readouterr().err
-    assert generate.main([*command, "--seed", "1"]) == 1
+    assert script.main([*command, "--seed", "1"]) == 1
     assert re.search(r"^error: expected sampling.seed = 0, [^\n]+\n$", capsys.readouterr().err, re.MULTILINE)
 
 

@@ -1,22 +1,12 @@
 """scripts/verify.py from its command line, in this process."""
 
-import importlib.util
 import json
 import re
 import types
-from pathlib import Path
 
-import jax
 import pytest
-from small_jobs import quick_programs, write_model
+from small_jobs import write_model
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "verify.py"
-JAX_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_entry_size_bytes",
-    "jax_persistent_cache_min_compile_time_secs",
-)
 SAMPLED = ("--temperature", "1", "--top-k", "3", "--num-speculative-tokens", "4")
 ACCEPT_ALL = """
 import dataclasses
@@ -37,38 +27,13 @@ def config():
 """
 
 
-@pytest.fixture(autouse=True)
-def own_settings(tmp_path, monkeypatch):
-    """What the script sets in JAX ends with the test, and its cache lies apart."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    before = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly():
-    with quick_programs():
-        yield
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("target"), num_layers=1))
 
 
 @pytest.fixture
-def verify():
-    spec = importlib.util.spec_from_file_location("verify_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def start(verify, model, capsys, tmp_path):
+def start(script, model, capsys, tmp_path):
     """Runs the script on two prompts; returns its exit status, its last lines, its table and its report."""
     output = tmp_path / "report.json"
     prompts = tmp_path / "prompts.jsonl"
@@ -76,7 +41,7 @@ def start(verify, model, capsys, tmp_path):
 
     def call(*arguments):
         shared = ["--model", model, "--no-compilation-cache", "--prompts", prompts, "--max-new-tokens", "12"]
-        status = verify.main([*map(str, [*shared, "--output", output, *arguments])])
+        status = script.main([*map(str, [*shared, "--output", output, *arguments])])
         shown = capsys.readouterr()
         text = output.read_text() if output.exists() else ""
         rows = re.findall(r"^│ (\d+) +│ (\w+) +│ ([\w ]+?) +│", shown.err, re.MULTILINE)
@@ -171,11 +136,11 @@ def test_errors_are_one_line(start, arguments, status, says):
     assert run.out == ""
 
 
-def test_interruption(verify, start, monkeypatch):
+def test_interruption(script, start, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify, "compare_texts", interrupted)
+    monkeypatch.setattr(script, "compare_texts", interrupted)
     run = start()
     assert run.status == 130
     assert "interrupted: nothing was judged" in run.err
