@@ -13,7 +13,7 @@ NUMBERS = """
 35 37 39 40 42 43 44 45 46 48 50 51 52 53 55 56 57 58 60 61 62 64 65 67 68 69 70
 """
 """The cases of the list; numbers left out there are no cases."""
-LATER = {"sharding", "draft heads", "trees"}
+LATER = {"draft heads", "trees"}
 CASES = {
     1: ("test_case_01_coin_and_residual_are_independent", "test_case_01_02_03_every_position_follows_the_target"),
     2: ("test_case_01_02_03_every_position_follows_the_target", "test_case_02_no_key_is_used_twice"),
@@ -77,7 +77,7 @@ CASES = {
         "test_case_26_filler_inside_the_draft_is_never_accepted",
         "test_case_26_laws_behind_the_draft_have_no_effect",
         "test_case_26_ended_and_padding_rows_are_frozen_for_sixty_steps",
-        "sharding",
+        "test_case_26_fillers_have_no_effect_on_a_mesh",
     ),
     27: ("test_case_27_padding_moves_no_position_and_enters_no_count", "test_n_grams_before_a_module"),
     28: ("test_case_28_both_caches_follow_every_acceptance", "test_case_28_a_self_drafter_is_right_for_200_tokens"),
@@ -122,7 +122,7 @@ CASES = {
         "test_case_50_the_lowest_id_wins_everywhere",
         "test_case_50_the_drafter_breaks_ties_like_the_target",
         "test_case_50_without_speculation",
-        "sharding",
+        "test_case_50_the_lowest_id_wins_across_shards",
     ),
     51: (
         "test_case_51_float32_tokens_do_not_depend_on_the_window",
@@ -150,8 +150,8 @@ CASES = {
         "draft heads",
     ),
     57: ("test_case_57_window_equals_a_masked_reference", "test_case_57_token_0_is_seen_as_far_as_the_window_reaches"),
-    58: ("sharding",),
-    60: ("sharding",),
+    58: ("test_case_58_logits_are_those_of_one_device", "test_text_is_that_of_one_device"),
+    60: ("test_case_60_two_processes_agree_on_tied_logits",),
     61: (
         "test_case_61_one_launch_whatever_the_length",
         "test_case_61_the_program_never_calls_the_host",
@@ -162,7 +162,8 @@ CASES = {
         "test_case_62_nothing_recompiles",
         "test_case_62_one_program_for_each_bucket",
         "test_case_62_nothing_is_compiled_for_lengths_in_a_bucket_or_few_rows",
-        "sharding",
+        "test_case_62_nothing_recompiles_on_a_mesh",
+        "test_case_62_slots_on_a_mesh_compile_nothing_later",
     ),
     64: ("test_case_64_nothing_counts_after_the_first_rejection", "test_case_64_rates_of_perfect_and_hopeless_drafts"),
     65: (

@@ -41,7 +41,15 @@ def texts(directory, data, model, log):
     params = driver.place(specjax.Params(target=checkpoint.params), config)
     arguments = inputs([0.0, 1.0, 0.0, 0.7])
     output = driver.generate(params, *arguments, config=config, max_new_tokens=NEW)
-    return {"texts": driver.to_host(output.tokens).tolist(), "read": sum(log)}
+    found = {"tokens": output.tokens, "accepted": output.stats.accepted, "drafted": output.stats.drafted}
+    print("decoded on a mesh of", data, "x", model, flush=True)
+    here = {name: [part(shard) for shard in rows.addressable_shards] for name, rows in found.items()}
+    return {"texts": driver.to_host(output.tokens).tolist(), "read": sum(log), "devices": here}
+
+
+def part(shard):
+    """The first row that a device has, and its rows."""
+    return [shard.index[0].start or 0, shard.data.tolist()]
 
 
 def refusal():
@@ -56,6 +64,7 @@ def main():
     log = []
     count_reads(log)
     start(address, 2, process)
+    print("joined", flush=True)
     found = [texts(directory, *mesh, log) for mesh in meshes]
     with first_process_only():
         print("heard from", process)

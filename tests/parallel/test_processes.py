@@ -1,10 +1,14 @@
-"""Two processes of four devices each, over loopback, within a minute."""
+"""Two processes of four devices each, over loopback, where a minute of silence is a hang. Case 60.
+
+Each id of the vocabulary but one shares its logit with another, to the bit, on another device.
+"""
 
 import json
 import socket
 
 import decoding
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import texts
@@ -17,8 +21,11 @@ from specjax.decode import DecodeConfig
 
 CONFIG = tiny(vocab_size=61, num_layers=1, max_positions=64)
 MESHES = ((2, 4), (1, 8))
-PARAMS = tiny_params(0, CONFIG)
 LIMIT_S = 60
+DISTINCT = 31
+"""Ids that have a logit of their own, one component of the final hidden state; the others repeat them in turn."""
+HEAD = 3 * np.eye(DISTINCT, CONFIG.hidden_size, dtype=np.float32)[np.arange(CONFIG.vocab_size) % DISTINCT]
+PARAMS = {**tiny_params(0, CONFIG), "unembed": jnp.asarray(HEAD)}
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +43,40 @@ def peers(directory):
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     processes = [worlds.start("peer", address, index, str(directory), MESHES, devices=4) for index in range(2)]
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return [(json.loads(out.splitlines()[-1]), out) for out, _ in outputs]
+    return [(json.loads(out.splitlines()[-1]), out) for out in worlds.outputs(processes, LIMIT_S)]
 
 
-def test_texts_are_those_of_one_device_on_every_process(peers):
-    config = DecodeConfig(target=specjax.Transformer(CONFIG), prefill_chunk=8)
-    params = specjax.Params(target=PARAMS)
+@pytest.fixture(scope="module")
+def alone():
+    """What one device writes, with its counters."""
+    config = DecodeConfig(
+        target=specjax.Transformer(CONFIG), drafter=specjax.NGramDrafter(num_tokens=2), prefill_chunk=8
+    )
     inputs = texts.inputs([0.0, 1.0, 0.0, 0.7])
     with jax.default_matmul_precision("highest"):
-        wanted = decoding.autoregressive(params, *inputs, config=config, max_new_tokens=texts.NEW).tokens
+        return decoding.generate(specjax.Params(target=PARAMS), *inputs, config=config, max_new_tokens=texts.NEW)
+
+
+def test_texts_are_those_of_one_device_on_every_process(peers, alone):
     for last, _ in peers:
         assert last["devices"] == 8
         for run in last["runs"]:
-            np.testing.assert_array_equal(run["texts"], wanted)
+            np.testing.assert_array_equal(run["texts"], alone.tokens)
+
+
+def test_case_60_two_processes_agree_on_tied_logits(peers, alone):
+    """Every device of both has the same tokens and counts of its rows, up to the cap, which cuts the last drafts."""
+    right = {"tokens": alone.tokens, "accepted": alone.stats.accepted, "drafted": alone.stats.drafted}
+    for mesh, (data, _) in enumerate(MESHES):
+        for name, rows in right.items():
+            parts = [part for last, _ in peers for part in last["runs"][mesh]["devices"][name]]
+            assert len(parts) == 8
+            assert {first for first, _ in parts} == {4 // data * group for group in range(data)}
+            for first, mine in parts:
+                np.testing.assert_array_equal(mine, rows[first : first + 4 // data])
+    assert alone.length.tolist() == [texts.NEW, texts.NEW, 4, texts.NEW]
+    assert 0 < alone.stats.accepted.sum() < alone.stats.drafted.sum()
+    assert alone.tokens[::2].max() < DISTINCT <= alone.tokens.max()
 
 
 def test_each_process_reads_its_part(peers):
