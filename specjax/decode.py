@@ -150,9 +150,10 @@ def without_speculation(config: DecodeConfig) -> DecodeConfig:
     return dataclasses.replace(config, drafter=NoDrafter(), verifier=ExactMatch(), windows=None)
 
 
-def num_running(state: DecodeState) -> jax.Array:
-    """How many rows have yet to finish."""
-    return (state.finish_reason == FinishReason.RUNNING).sum()
+def num_running(state: DecodeState, row_axis: str | None = None) -> jax.Array:
+    """How many rows have yet to finish, on all devices of the mesh axis that rows are dealt to, if there is one."""
+    count = (state.finish_reason == FinishReason.RUNNING).sum()
+    return count if row_axis is None else lax.psum(count, row_axis)
 
 
 def prefill(
@@ -218,11 +219,12 @@ def decode_steps(
     least_running: jax.Array | int = 1,
     *,
     config: DecodeConfig,
+    row_axis: str | None = None,
 ) -> DecodeState:
-    """Repeats `decode_step` until fewer than `least_running` rows run or `num_steps` steps have passed, both traced."""
+    """Repeats `decode_step` until `num_running` is below `least_running` or `num_steps` have passed, both traced."""
 
     def proceed(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
-        return (carry[0] < num_steps) & (num_running(carry[1]) >= least_running)
+        return (carry[0] < num_steps) & (num_running(carry[1], row_axis) >= least_running)
 
     def step(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
         return carry[0] + 1, decode_step(params, carry[1], sampling, config=config)

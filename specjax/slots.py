@@ -31,6 +31,8 @@ def empty_slots(row: Slots, num_slots: int) -> Slots:
 def insert(slots: Slots, rows: Slots, slot: jax.Array | int, *, pad_id: int) -> Slots:
     """Puts `rows` into as many slots, from `slot` on. All others stay as they are, and so do the costs.
 
+    A row without a prompt is put nowhere: on a mesh each group of devices inserts at once, and most have nothing to.
+
     Args:
       slots: `[B]` rows.
       rows: `[R]` rows with R <= B, whose buffers may be shorter: what lies behind them in a slot's buffers is then
@@ -44,7 +46,9 @@ def insert(slots: Slots, rows: Slots, slot: jax.Array | int, *, pad_id: int) -> 
     state = dataclasses.replace(rows.state, context=dataclasses.replace(context, tokens=tokens))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(old, new, (slot, *[0] * (old.ndim - 1)))
+        start = (slot, *[0] * (old.ndim - 1))
+        real = (context.prompt_length > 0).reshape(-1, *[1] * (new.ndim - 1))
+        return lax.dynamic_update_slice(old, jnp.where(real, new, lax.dynamic_slice(old, start, new.shape)), start)
 
     return _map_rows(put, slots, dataclasses.replace(rows, state=state))
 

@@ -8,16 +8,15 @@ from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from specjax.compiled import decode_steps, insert
 from specjax.jobs.completion import Completion, RowText, batch_rows
 from specjax.jobs.decoder import Decoder, begin
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.settings import Sampling
 from specjax.jobs.warmup import time_steps
 from specjax.pace import make_pace
-from specjax.slots import Slots, empty_slots
+from specjax.parallel.drivers import Driver
+from specjax.slots import Slots
 from specjax.types import FinishReason, Pace, SamplingParams
 
 MAX_STEPS = 32
@@ -39,6 +38,8 @@ class SlotBatch:
 
     One program decodes them all, whatever is in them; one more per bucket of prompts reads a prompt and puts it into a
     slot. A row's tokens depend on its prompt, its id, its parameters and the decoder, never on the rest.
+
+    On a mesh each group of devices has an equal part of the slots and reads the prompts that it is given by itself.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SlotBatch:
         self._texts: list[RowText | None] = [None] * num_slots
         self._stepwise = [False] * num_slots
         self._slots: Slots | None = None
-        self._pace: Pace | None = None
+        self._pace = self._pace_of(jnp.ones(len(decoder.config.window_sizes)))
         self._programs: set[tuple[int, ...]] = set()
         self._more, self._idle_since = True, clock()
         self.compile_time_s = 0.0
@@ -92,29 +93,48 @@ class SlotBatch:
         return any(text is not None for text in self._texts)
 
     def _start(self, slot: int, request: Request) -> None:
-        began, decoder = self._clock(), dataclasses.replace(self._decoder, sampling=request.sampling)
-        rows = batch_rows(decoder, [request.prompt], 1)
-        sampling = _parameters(dataclasses.replace(request.sampling, seed=0), decoder.eos_ids)
-        row = Slots(state=begin(self._decoder, rows, sampling, self._pace), sampling=sampling)
+        began, driver, config = self._clock(), self._decoder.driver, self._decoder.config
+        group, place = divmod(slot, len(self._texts) // driver.num_groups)
+        if self._slots is None and self._decoder.measured_pace:
+            self._measure(self._read(group, request))
+        row = self._read(group, request)
         slots = self._slots
         if slots is None or _columns(row) > _columns(slots):
             slots = self._grow(row)
-        self._slots = insert(slots, row, slot, config=decoder.config)
-        self._texts[slot] = RowText(decoder, request.prompt, began, None)
+        self._slots = driver.insert(slots, row, place, config=config)
+        self._texts[slot] = RowText(self._decoder_of(request), request.prompt, began, None)
         self._stepwise[slot] = bool(request.sampling.stop)
         self._count_compilation(began, (_columns(row), _columns(slots)))
 
+    def _decoder_of(self, request: Request) -> Decoder:
+        return dataclasses.replace(self._decoder, sampling=request.sampling)
+
+    def _read(self, group: int, request: Request) -> Slots:
+        """A row for each group of devices: one with the request's prompt, read, and elsewhere one without any."""
+        decoder, num_groups = self._decoder, self._decoder.driver.num_groups
+        keys, tokens, length = batch_rows(self._decoder_of(request), [request.prompt] * num_groups, num_groups)
+        length = jnp.where(jnp.arange(num_groups) == group, length, 0)
+        sampling, placed = _parameters(dataclasses.replace(request.sampling, seed=0), decoder.eos_ids, decoder.driver)
+        return Slots(state=begin(decoder, (keys, tokens, length), sampling, self._pace), sampling=placed)
+
+    def _measure(self, row: Slots) -> None:
+        """Learns what a step costs."""
+        decoder = self._decoder
+        slots = decoder.driver.empty_slots(row, len(self._texts), config=decoder.config)
+        times = time_steps(decoder, slots.state, slots.sampling, self._clock)
+        self._pace = self._pace_of(jnp.asarray(times))
+
+    def _pace_of(self, costs: jax.Array) -> Pace | None:
+        """What rows begin with: a pace with these costs, unless all of them speculate always."""
+        return make_pace(self._decoder.driver.num_groups, costs) if self._decoder.measured_pace else None
+
     def _grow(self, row: Slots) -> Slots:
         """Slots with buffers as long as those of `row`, and what they held so far."""
-        decoder, old = self._decoder, self._slots
-        slots = empty_slots(row, len(self._texts))
-        if old is not None:
-            slots = insert(slots, old, 0, config=decoder.config)
-        elif decoder.measured_pace:
-            times = jnp.asarray(time_steps(decoder, slots.state, slots.sampling, self._clock))
-            self._pace = make_pace(1, times)
-            slots = empty_slots(_with_pace(row, self._pace), len(self._texts))
-        state = decode_steps(decoder.params, slots.state, slots.sampling, 0, config=decoder.config)
+        decoder, driver, config = self._decoder, self._decoder.driver, self._decoder.config
+        slots = driver.empty_slots(row, len(self._texts), config=config)
+        if self._slots is not None:
+            slots = driver.insert(slots, self._slots, 0, config=config)
+        state = driver.decode_steps(decoder.params, slots.state, slots.sampling, 0, config=config)
         return dataclasses.replace(slots, state=state)
 
     def _count_compilation(self, began: float, program: tuple[int, ...]) -> None:
@@ -131,8 +151,9 @@ class SlotBatch:
         slots, running = self._taken(), sum(text is not None for text in self._texts)
         num_steps = 1 if any(self._stepwise) else self._max_steps
         least = running if self._more else 1
-        config = self._decoder.config
-        state = decode_steps(self._decoder.params, slots.state, slots.sampling, num_steps, least, config=config)
+        decoder, limits = self._decoder, (num_steps, least)
+        run = decoder.driver.decode_steps
+        state = run(decoder.params, slots.state, slots.sampling, *limits, config=decoder.config)
         self._slots = dataclasses.replace(slots, state=state)
         self.host_time_s += self._clock() - self._idle_since
         self.num_calls += 1
@@ -141,8 +162,8 @@ class SlotBatch:
         """Waits for the call to end and takes what is done out of the slots."""
         slots = jax.block_until_ready(self._taken())
         now = self._idle_since = self._clock()
-        state, finished = slots.state, []
-        seen = jax.tree.map(np.array, (state.context, state.finish_reason, state.stats, state.log_probs))
+        driver, state, finished = self._decoder.driver, slots.state, []
+        seen = driver.to_host((state.context, state.finish_reason, state.stats, state.log_probs))
         reasons = seen[1]
         for slot, text in enumerate(self._texts):
             if text is not None:
@@ -150,9 +171,8 @@ class SlotBatch:
                 if reasons[slot] != FinishReason.RUNNING:
                     finished.append(text.finish(self._stepwise[slot]))
                     self._texts[slot], self._stepwise[slot] = None, False
-        self._slots = dataclasses.replace(
-            slots, state=dataclasses.replace(state, finish_reason=jax.device_put(reasons))
-        )
+        state = dataclasses.replace(state, finish_reason=driver.to_devices(reasons))
+        self._slots = dataclasses.replace(slots, state=state)
         return finished
 
     def _taken(self) -> Slots:
@@ -162,14 +182,11 @@ class SlotBatch:
 
 
 def _columns(slots: Slots) -> int:
-    return slots.state.context.tokens.shape[1]
-
-
-def _with_pace(row: Slots, pace: Pace) -> Slots:
-    return dataclasses.replace(row, state=dataclasses.replace(row.state, pace=pace))
+    return slots.state.context.tokens.shape[-1]
 
 
 @functools.lru_cache(maxsize=1024)
-def _parameters(sampling: Sampling, eos_ids: tuple[int, ...]) -> SamplingParams:
-    """A row's parameters on the device, made once for all rows that share them."""
-    return sampling.rows(1, eos_ids)
+def _parameters(sampling: Sampling, eos_ids: tuple[int, ...], driver: Driver) -> tuple[SamplingParams, SamplingParams]:
+    """A row's parameters for each group, and the same on its devices, made once for all rows that share them."""
+    rows = sampling.rows(driver.num_groups, eos_ids)
+    return rows, driver.to_devices(rows)

@@ -123,6 +123,7 @@ def _decode(
 ) -> None:
     """Runs a batch to its end, telling each text what its row holds after every call."""
     driver, num_steps, running = decoder.driver, 1, True
+    sampling = driver.to_devices(sampling)
     while running:
         state = driver.decode_steps(decoder.params, state, sampling, num_steps, config=decoder.config)
         jax.block_until_ready(state)

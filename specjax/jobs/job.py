@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 
 from specjax.io.files import read_json
@@ -21,7 +22,7 @@ from specjax.jobs.parts import PartWriter
 from specjax.jobs.progress import JobProgress
 from specjax.jobs.results import part_record, write_results
 from specjax.jobs.rows import Fault, Row
-from specjax.jobs.settings import Settings
+from specjax.jobs.settings import APART, Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
       clock: seconds.
 
     Raises:
-      ValueError: rows, settings or models that are wrong or have changed.
+      ValueError: rows, settings or models that are wrong or have changed, or devices of several processes.
       OSError: a file cannot be read or written; what was completed before is kept.
     """
     job, directory = settings.job, Path(str(settings.job.output_dir))
@@ -55,6 +56,8 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
         for fault in inventory.faults:
             _warn(console, f"skipped: line {fault.line}: {fault.error}")
         if not job.merge:
+            if jax.process_count() > 1:
+                raise ValueError(f"expected the devices of one process, got those of {jax.process_count()}: {APART}")
             directory.mkdir(parents=True, exist_ok=True)
             run = _Run(console=console, signals=signals, clock=clock)
             _complete(settle_pace(settings, inventory), directory, inventory, run)
@@ -81,7 +84,7 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
 
 
 def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progress: JobProgress, run: "_Run") -> None:
-    decoder = build_decoder(settings)
+    decoder = build_decoder(settings, settings.parallel.build())
     intake = Intake(settings, decoder, journal.skip)
     slots, began = SlotBatch(decoder, settings.batch_size, clock=run.clock), run.clock()
     with progress:

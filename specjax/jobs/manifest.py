@@ -47,7 +47,12 @@ def build_manifest(settings: Settings, *, samples: bool) -> dict[str, Any]:
         "model_name": settings.model,
         "matmul_precision": str(jax.config.values["jax_default_matmul_precision"]),
         "prng_implementation": str(jax.random.key_impl(jax.random.key(0))),
-        "mesh": {"platform": device.platform, "device_kind": device.device_kind, "num_devices": jax.device_count()},
+        "mesh": {
+            "platform": device.platform,
+            "device_kind": device.device_kind,
+            "num_devices": jax.device_count(),
+            **settings.parallel.sizes(),
+        },
         "versions": {"python": platform.python_version(), **_versions("specjax", "jax", "jaxlib")},
     }
 

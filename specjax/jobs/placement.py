@@ -43,6 +43,11 @@ class Placement:
         """Joins the other processes. See `launch.start`."""
         start(self.coordinator_address, self.num_processes, self.process_id)
 
+    def sizes(self) -> dict[str, int]:
+        """Devices along each axis of the mesh; looks at what this machine has."""
+        sizes = self._sizes() or {MODEL: jax.device_count()}
+        return {axis: sizes.get(axis, 1) for axis in (DATA, MODEL)}
+
     def build(self) -> Driver:
         """The driver.
 
@@ -51,8 +56,7 @@ class Placement:
         """
         if self.driver == "auto" and self.mesh is None and jax.device_count() == 1:
             return SINGLE_DEVICE
-        sizes = self._sizes() or {MODEL: jax.device_count()}
-        mesh = make_mesh(sizes.get(DATA, 1), sizes.get(MODEL, 1))
+        mesh = make_mesh(**self.sizes())
         if jax.process_count() > 1 and mesh.size != jax.device_count():
             raise ValueError(f"expected --mesh of all {jax.device_count()} devices of all processes, got {mesh.size}")
         return MESH_DRIVERS["shard_map" if self.driver == "auto" else self.driver](mesh)

@@ -154,6 +154,10 @@ class Sampling:
         )
 
 
+APART = "start it on each host by itself, with --process-count, --process-index and an --output-dir that all share"
+"""What to do instead of running a job on the devices of several processes."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """A batch job: the rows of a file, each completed once, whatever happens in between. See `run_job`."""
@@ -293,11 +297,20 @@ class Settings:
             "--output": self.output,
             "--compare": self.compare,
             "--stream": self.stream,
-            "--parallel, --mesh or the options of several processes": self.parallel != Placement(),
         }
+        if self.job.input is None:
+            return
         for name, wanted in idle.items():
-            if wanted and self.job.input is not None:
+            if wanted:
                 raise ValueError(f"expected --input without {name}, got both")
+        if self.parallel.coordinator_address is not None:
+            raise ValueError(f"expected --input without --coordinator-address, got both: {APART}")
+        groups = self.parallel.num_groups
+        if self.parallel.driver == "pmap" and groups > 1:
+            raise ValueError(
+                f"expected --parallel shard_map or jit with --input and --mesh data={groups}, got pmap, whose groups "
+                "run apart"
+            )
 
 
 def record(settings: Settings) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
         length, 2
     )  # all but the last token: one is enough to run a chunk, which is slow the first time
     state = begin(decoder, (keys, jnp.zeros_like(prompt), read), sampling, pace)
+    sampling = decoder.driver.to_devices(sampling)
     state = decoder.driver.decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
     jax.block_until_ready(state)
     compile_time = clock() - began
@@ -62,7 +63,7 @@ def time_steps(
     Args:
       decoder: what runs.
       state: a batch of the shape in question; it is donated, and its text does not matter.
-      sampling: the batch's parameters.
+      sampling: the batch's parameters, on the devices.
       clock: seconds.
     """
     times: dict[int, list[float]] = {1: [], decoder.config.drafter.num_tokens + 1: []}

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from specjax import compiled
 from specjax.decode import DecodeConfig, row_keys
 from specjax.parallel.mesh import DATA
+from specjax.slots import Slots, empty_slots
 from specjax.types import DecodeState, Output, Pace, Params, SamplingParams
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, SamplingParams, Pace | None]
@@ -91,10 +92,41 @@ class Driver(abc.ABC):
         state: DecodeState,
         sampling: SamplingParams,
         num_steps: int = ALL_STEPS,
+        least_running: int = 1,
         *,
         config: DecodeConfig,
     ) -> DecodeState:
-        """`specjax.decode_steps` with params from `place` and a state from `prefill`, which is donated."""
+        """`specjax.decode_steps`; `least_running` counts the rows of all groups.
+
+        Args:
+          params: from `place`.
+          state: from `prefill`; it is donated.
+          sampling: from `to_devices`.
+          num_steps: steps at most.
+          least_running: running rows with which the loop goes on.
+          config: models and rules.
+        """
+
+    @abc.abstractmethod
+    def empty_slots(self, row: Slots, num_slots: int, *, config: DecodeConfig) -> Slots:
+        """`slots.empty_slots`, as many for each group.
+
+        Args:
+          row: one row for each group, of a state from `prefill` and parameters from `to_devices`.
+          num_slots: slots of all groups together.
+          config: models and rules.
+        """
+
+    @abc.abstractmethod
+    def insert(self, slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
+        """`slots.insert` in each group; the slots passed in are donated.
+
+        Args:
+          slots: from `empty_slots`.
+          rows: as many for each group; those without a prompt are put nowhere.
+          slot: where the first row of a group goes among its own slots.
+          config: models and rules.
+        """
 
     @abc.abstractmethod
     def to_host(self, rows: Any) -> Any:
@@ -148,11 +180,20 @@ class SingleDevice(Driver):
         state: DecodeState,
         sampling: SamplingParams,
         num_steps: int = ALL_STEPS,
+        least_running: int = 1,
         *,
         config: DecodeConfig,
     ) -> DecodeState:
         """`specjax.decode_steps`."""
-        return compiled.decode_steps(params, state, sampling, num_steps, config=config)
+        return compiled.decode_steps(params, state, sampling, num_steps, least_running, config=config)
+
+    def empty_slots(self, row: Slots, num_slots: int, *, config: DecodeConfig) -> Slots:
+        """`slots.empty_slots`."""
+        return empty_slots(row, num_slots)
+
+    def insert(self, slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
+        """`compiled.insert`."""
+        return compiled.insert(slots, rows, slot, config=config)
 
     def to_host(self, rows: Any) -> Any:
         """The arrays in NumPy."""

@@ -22,6 +22,7 @@ from specjax.decode import DecodeConfig
 from specjax.parallel.drivers import ALL_STEPS, Driver, Inputs
 from specjax.parallel.mesh import DATA, MODEL
 from specjax.parallel.specs import param_specs, shard_params
+from specjax.slots import Slots, empty_slots, insert
 from specjax.types import DecodeState, Output, Params, SamplingParams
 
 _DEVICES = P((DATA, MODEL))
@@ -50,13 +51,31 @@ class PMap(Driver):
         state: DecodeState,
         sampling: SamplingParams,
         num_steps: int = ALL_STEPS,
+        least_running: int = 1,
         *,
         config: DecodeConfig,
     ) -> DecodeState:
-        """`specjax.decode_steps`. See `Driver.decode_steps`."""
+        """`specjax.decode_steps`. See `Driver.decode_steps`.
+
+        Raises:
+          ValueError: rows to be counted over several groups, which run apart.
+        """
+        if least_running > 1 and self.num_groups > 1:
+            raise ValueError(
+                f"expected data=1 with pmap to stop when a row is done, got data={self.num_groups}: use shard_map"
+            )
         state = jax.tree.map(self._put, state)  # what the caller has replaced may lie elsewhere
-        arguments = params, state, self.to_devices(sampling), self._everywhere(jnp.int32(num_steps))
-        return self._run(decode.decode_steps, *arguments, config=config, donated=(1,))
+        limits = (self._everywhere(jnp.int32(limit)) for limit in (num_steps, least_running))
+        return self._run(decode.decode_steps, params, state, sampling, *limits, config=config, donated=(1,))
+
+    def empty_slots(self, row: Slots, num_slots: int, *, config: DecodeConfig) -> Slots:
+        """`slots.empty_slots`. See `Driver.empty_slots`."""
+        return self._run(empty_slots, row, num_slots=num_slots // self.num_groups)
+
+    def insert(self, slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
+        """`slots.insert`. See `Driver.insert`."""
+        slots = jax.tree.map(self._put, slots)  # as above
+        return self._run(insert, slots, rows, self._everywhere(jnp.int32(slot)), pad_id=config.pad_id, donated=(0,))
 
     def to_host(self, rows: Any) -> Any:
         """The arrays in NumPy, without the axis of devices."""

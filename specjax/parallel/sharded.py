@@ -1,7 +1,8 @@
 """The drivers whose arrays are global: `shard_map`, the default on several devices, and `jit`.
 
 Under `shard_map` the whole of `generate` runs on each device, with sums over the model axis where the model asks for
-them. The data axis needs no exchange at all: each group of devices leaves the loop with its own last row.
+them. The data axis needs no exchange at all: each group of devices leaves the loop with its own last row. Only
+`decode_steps` counts the running rows of all groups before each step, so that all of them return together.
 
 Under `jit` XLA itself cuts the single-device program, by where its arguments lie. All rows then step together.
 """
@@ -10,7 +11,7 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,9 @@ from jax.sharding import PartitionSpec as P
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.parallel.drivers import ALL_STEPS, Driver, Inputs
-from specjax.parallel.specs import ROWS, on_mesh, pace_specs, param_specs, place, shard_params, state_specs
+from specjax.parallel.mesh import DATA
+from specjax.parallel.specs import ROWS, on_mesh, pace_specs, param_specs, place, shard_params, slot_specs, state_specs
+from specjax.slots import Slots, empty_slots, insert
 from specjax.types import DecodeState, Output, Params, SamplingParams
 
 _Function = Callable[..., Any]
@@ -32,6 +35,8 @@ _Function = Callable[..., Any]
 @dataclasses.dataclass(frozen=True)
 class _OnMesh(Driver):
     mesh: Mesh
+    row_axis: ClassVar[str | None]
+    """Mesh axis over which running rows have to be counted; None: every device sees all rows."""
 
     @abc.abstractmethod
     def spread(self, run: _Function, config: DecodeConfig, in_specs: Any, out_specs: Any) -> _Function:
@@ -47,12 +52,21 @@ class _OnMesh(Driver):
         state: DecodeState,
         sampling: SamplingParams,
         num_steps: int = ALL_STEPS,
+        least_running: int = 1,
         *,
         config: DecodeConfig,
     ) -> DecodeState:
         """`specjax.decode_steps`. See `Driver.decode_steps`."""
-        sampling = self.to_devices(sampling)
-        return _decode_steps(params, state, sampling, jnp.int32(num_steps), driver=self, config=config)
+        limits = jnp.int32(num_steps), jnp.int32(least_running)
+        return _decode_steps(params, state, sampling, *limits, driver=self, config=config)
+
+    def empty_slots(self, row: Slots, num_slots: int, *, config: DecodeConfig) -> Slots:
+        """`slots.empty_slots`. See `Driver.empty_slots`."""
+        return _empty_slots(row, driver=self, config=config, num_slots=num_slots // self.num_groups)
+
+    def insert(self, slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
+        """`slots.insert`. See `Driver.insert`."""
+        return _insert(slots, rows, jnp.int32(slot), driver=self, config=config)
 
     def to_host(self, rows: Any) -> Any:
         """The arrays in NumPy, gathered from all processes."""
@@ -77,6 +91,8 @@ class _OnMesh(Driver):
 class ShardMap(_OnMesh):
     """`jax.shard_map` over the (data, model) mesh."""
 
+    row_axis = DATA
+
     def spread(self, run: _Function, config: DecodeConfig, in_specs: Any, out_specs: Any) -> _Function:
         """The function on each device; that what leaves it is equal along the model axis is known, not inferred."""
         mapped = partial(run, config=config)
@@ -86,6 +102,8 @@ class ShardMap(_OnMesh):
 @dataclasses.dataclass(frozen=True)
 class Jit(_OnMesh):
     """`jax.jit` alone; the models' axes say only where the params lie."""
+
+    row_axis = None
 
     def spread(self, run: _Function, config: DecodeConfig, in_specs: Any, out_specs: Any) -> _Function:
         """The function of whole arrays, its results where the next call wants them."""
@@ -115,12 +133,28 @@ def _decode_steps(
     state: DecodeState,
     sampling: SamplingParams,
     num_steps: jax.Array,
+    least_running: jax.Array,
     *,
     driver: _OnMesh,
     config: DecodeConfig,
 ) -> DecodeState:
-    specs = param_specs(config), state_specs(config), ROWS, P()
-    return driver.spread(decode.decode_steps, config, specs, state_specs(config))(params, state, sampling, num_steps)
+    run, specs = partial(decode.decode_steps, row_axis=driver.row_axis), state_specs(config)
+    spread = driver.spread(run, config, (param_specs(config), specs, ROWS, P(), P()), specs)
+    return spread(params, state, sampling, num_steps, least_running)
+
+
+@partial(jax.jit, static_argnames=("driver", "config", "num_slots"))
+def _empty_slots(row: Slots, *, driver: _OnMesh, config: DecodeConfig, num_slots: int) -> Slots:
+    specs = slot_specs(config)
+    repeat = partial(empty_slots, num_slots=num_slots)
+    return jax.shard_map(repeat, mesh=driver.mesh, in_specs=(specs,), out_specs=specs, check_vma=False)(row)
+
+
+@partial(jax.jit, static_argnames=("driver", "config"), donate_argnames=("slots",))
+def _insert(slots: Slots, rows: Slots, slot: jax.Array, *, driver: _OnMesh, config: DecodeConfig) -> Slots:
+    specs, put = slot_specs(config), partial(insert, pad_id=config.pad_id)
+    spread = jax.shard_map(put, mesh=driver.mesh, in_specs=(specs, specs, P()), out_specs=specs, check_vma=False)
+    return spread(slots, rows, slot)
 
 
 def _input_specs(inputs: Inputs) -> tuple[Any, ...]:

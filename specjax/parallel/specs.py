@@ -17,6 +17,7 @@ from specjax.models.params import is_shape, param_shapes
 from specjax.models.transformer import Transformer
 from specjax.parallel.layout import cuts, sources
 from specjax.parallel.mesh import DATA, MODEL
+from specjax.slots import Slots
 from specjax.types import DecodeState, KVCache, LanguageModel, Pace, Params
 
 ROWS: Any = P(DATA)
@@ -65,6 +66,11 @@ def state_specs(config: DecodeConfig) -> DecodeState:
         stats=ROWS,
         log_probs=ROWS,
     )
+
+
+def slot_specs(config: DecodeConfig) -> Slots:
+    """A spec for each array of a batch that never ends (a prefix tree)."""
+    return Slots(state=state_specs(config), sampling=ROWS)
 
 
 def pace_specs() -> Pace:

@@ -6,6 +6,7 @@ import pytest
 from line_decoder import KNOWN, decoder_of, prompts_of
 from programs import compilations
 
+from specjax import compiled
 from specjax.jobs import batching
 from specjax.jobs.batching import Request, SlotBatch
 from specjax.jobs.completion import complete
@@ -93,7 +94,7 @@ def test_case_68_a_fast_row_gives_its_slot_away_while_a_slow_one_goes_on():
 
 def test_a_call_ends_when_a_row_is_done_or_after_so_many_steps(monkeypatch):
     """12 new tokens: 3 steps of 5, 5 and 2 for the line; the last rows are left alone to their ends."""
-    calls, decode_steps = [], batching.decode_steps
+    calls, decode_steps = [], compiled.decode_steps
 
     def spy(params, state, sampling, num_steps, least=1, *, config):
         before = int(state.stats.steps.sum())
@@ -101,7 +102,7 @@ def test_a_call_ends_when_a_row_is_done_or_after_so_many_steps(monkeypatch):
         calls.append((num_steps, least, int(state.stats.steps.sum()) - before))
         return state
 
-    monkeypatch.setattr(batching, "decode_steps", spy)
+    monkeypatch.setattr(compiled, "decode_steps", spy)
     decoder = decoder_of(log_probs=False)
     slots = SlotBatch(decoder, 2, max_steps=2)
     play(slots, requests(decoder, prompts_of(*[KNOWN] * 3)))

@@ -19,21 +19,22 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("target"), num_layers=1)
 
 
-def write_rows(path):
+def write_rows(path, count):
     chance = random.Random(0)
     with path.open("w") as file:
-        for index in range(ROWS):
+        for index in range(count):
             prompt = "".join(chance.choice("abc") for _ in range(chance.randrange(1, 15)))
             print(json.dumps({"id": f"row {index}", "prompt": prompt}), file=file)
     return path
 
 
-def crash(model, tmp_path, *arguments):
+def crash(model, tmp_path, *arguments, rows=ROWS, kills=KILLS, devices=1):
     """A report of the kills, and what the job ended with: undisturbed and killed."""
-    command = [HERE / "crash_runs.py", model, write_rows(tmp_path / "rows.jsonl"), tmp_path, KILLS, 0, *arguments]
+    command = [HERE / "crash_runs.py", model, write_rows(tmp_path / "rows.jsonl", rows), tmp_path, kills, 0, *arguments]
     paths = os.pathsep.join([str(HERE.parents[1]), str(HERE.parents[1] / "scripts"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "SPECJAX_CACHE": str(tmp_path / "cache")}
-    environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
+    flags = "--xla_backend_optimization_level=0"  # compiles faster
+    environment |= {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}"}
     done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = [(tmp_path / name / "completions.jsonl").read_bytes() for name in ("whole", "killed")]
@@ -57,3 +58,17 @@ def test_case_70_thirty_kills_change_nothing(model, tmp_path):
     assert summary["num_accepted_tokens"] > ROWS
     assert summary["num_emitted_tokens"] == sum(len(json.loads(line)["token_ids"]) for line in killed.splitlines())
     assert summary["num_runs"] > KILLS // 4, report  # starts that completed rows before they were killed
+
+
+def test_kills_on_a_mesh_change_nothing(model, tmp_path):
+    """Two groups of two devices: killed or not, the lines are those of a single device."""
+    rows, options = 30, ["--max-new-tokens", "8"]
+    for name in ("mesh", "alone"):
+        (tmp_path / name).mkdir()
+    mesh = ["--mesh", "data=2,model=2"]
+    report, whole, killed = crash(model, tmp_path / "mesh", *options, *mesh, rows=rows, kills=4, devices=4)
+    _, alone, _ = crash(model, tmp_path / "alone", *options, rows=rows, kills=0)
+    assert report["killed"] == 4
+    assert killed == whole == alone
+    manifest = json.loads((tmp_path / "mesh" / "killed" / "manifest.json").read_text())["mesh"]
+    assert (manifest["num_devices"], manifest["data"], manifest["model"]) == (4, 2, 2)

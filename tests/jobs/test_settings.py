@@ -47,6 +47,14 @@ JOB = Job(input="x", output_dir="y")
         (lambda: Settings(job=JOB, output="a"), "--input without --output, got both"),
         (lambda: Settings(job=JOB, compare=True), "--input without --compare, got both"),
         (lambda: Settings(job=JOB, stream=True), "--input without --stream, got both"),
+        (
+            lambda: Settings(job=JOB, parallel=Placement(coordinator_address="auto")),
+            "--input without --coordinator-address, got both: .* with --process-count, --process-index",
+        ),
+        (
+            lambda: Settings(job=JOB, batch_size=2, parallel=Placement(driver="pmap", mesh="data=2")),
+            "--parallel shard_map or jit with --input and --mesh data=2, got pmap",
+        ),
         (lambda: Sampling(stop=("x",), min_tokens=1), "--stop without --min-tokens"),
         (lambda: Sampling(top_k=5), "--temperature above 0 with --top-k, --top-p or --min-p, got 0"),
         (lambda: Sampling(top_p=0.5), "--temperature above 0"),
