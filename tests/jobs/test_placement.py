@@ -46,6 +46,11 @@ def test_more_devices_than_there_are_are_refused():
         placement.build()
 
 
+def test_sizes_of_the_mesh():
+    assert Placement().sizes() == {"data": 1, "model": 1}
+    assert Placement(mesh="data=4").sizes() == {"data": 4, "model": 1}
+
+
 def test_one_process_agrees_with_itself_and_writes():
     start()
     assert not jax.distributed.is_initialized()

@@ -16,11 +16,9 @@ from specjax.testing.compiling import compiler_options
 TESTS = Path(__file__).parents[1]
 
 
-def run(program: str, *arguments: Any, devices: int, timeout: float = 600) -> Any:
+def run(program: str, *arguments: Any, devices: int, limit_s: float = 600) -> Any:
     """Runs `tests/parallel/<program>.py` on so many virtual CPU devices and reads the JSON that it prints last."""
-    process = start(program, *arguments, devices=devices)
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == 0, err
+    (out,) = outputs([start(program, *arguments, devices=devices)], limit_s)
     return json.loads(out.splitlines()[-1])
 
 
