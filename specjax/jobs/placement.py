@@ -56,7 +56,8 @@ class Placement:
         """
         if self.driver == "auto" and self.mesh is None and jax.device_count() == 1:
             return SINGLE_DEVICE
-        mesh = make_mesh(**self.sizes())
+        sizes = self.sizes()
+        mesh = make_mesh(sizes[DATA], sizes[MODEL])
         if jax.process_count() > 1 and mesh.size != jax.device_count():
             raise ValueError(f"expected --mesh of all {jax.device_count()} devices of all processes, got {mesh.size}")
         return MESH_DRIVERS["shard_map" if self.driver == "auto" else self.driver](mesh)
