@@ -49,8 +49,10 @@ def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int = 0) -> tuple[j
     if not lengths or min(lengths) < 1:
         raise ValueError(f"expected prompts of at least one token, got lengths {lengths}")
     width = bucket(max(lengths))
-    rows = [[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts]
-    return jnp.asarray(rows, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    rows = np.full((len(prompts), width), pad_id, np.int32)
+    for row, prompt in zip(rows, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return jnp.asarray(rows), jnp.asarray(np.array(lengths, np.int32))
 
 
 def generate(

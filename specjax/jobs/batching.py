@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +57,13 @@ class SlotBatch:
         self._slots: Slots | None = None
         self._pace = self._pace_of(jnp.ones(len(decoder.config.window_sizes)))
         self._programs: set[tuple[int, ...]] = set()
-        self._more, self._idle_since = True, clock()
+        self._more = True
+        self._reading: Any = None  # an array of the last prompt; jax.Array does not declare is_ready
+        self._given_at = clock()
         self.compile_time_s = 0.0
         """Seconds of tracing, compiling (or reading from the cache), first runs and measured steps."""
         self.host_time_s = 0.0
-        """Seconds between the end of a call of the decoding program and the start of the next, compilation apart: at
-        least what the device waits for the host, since it may be reading prompts meanwhile."""
+        """Seconds, at most, in which the device had nothing to do, compilation apart."""
         self.num_calls = 0
         """Calls of the decoding program."""
 
@@ -98,13 +100,19 @@ class SlotBatch:
         if self._slots is None and self._decoder.measured_pace:
             self._measure(self._read(group, request))
         row = self._read(group, request)
+        waited = self._waiting_s()
+        self._reading, self._given_at = row.state.finish_reason, self._clock()
         slots = self._slots
         if slots is None or _columns(row) > _columns(slots):
             slots = self._grow(row)
         self._slots = driver.insert(slots, row, place, config=config)
         self._texts[slot] = RowText(self._decoder_of(request), request.prompt, began, None)
         self._stepwise[slot] = bool(request.sampling.stop)
-        self._count_compilation(began, (_columns(row), _columns(slots)))
+        program = _columns(row), _columns(slots)
+        if program in self._programs:
+            self.host_time_s += waited
+        else:
+            self._count_compilation(began, program)
 
     def _decoder_of(self, request: Request) -> Decoder:
         return dataclasses.replace(self._decoder, sampling=request.sampling)
@@ -139,12 +147,15 @@ class SlotBatch:
 
     def _count_compilation(self, began: float, program: tuple[int, ...]) -> None:
         """Keeps the first run of a program, from `began` on, apart from the host's time."""
-        if program not in self._programs:
-            self._programs.add(program)
-            jax.block_until_ready(self._slots)
-            seconds = self._clock() - began
-            self.compile_time_s += seconds
-            self._idle_since += seconds
+        self._programs.add(program)
+        jax.block_until_ready(self._slots)
+        self._reading, self._given_at = None, self._clock()
+        self.compile_time_s += self._given_at - began
+
+    def _waiting_s(self) -> float:
+        """Seconds since the device was last given something to do, if by now it has done it, and otherwise 0."""
+        done = self._reading is None or self._reading.is_ready()
+        return self._clock() - self._given_at if done else 0.0
 
     def _advance(self) -> None:
         """Starts a call that ends when a row is done, for which a request may wait, or after some steps."""
@@ -155,13 +166,14 @@ class SlotBatch:
         run = decoder.driver.decode_steps
         state = run(decoder.params, slots.state, slots.sampling, *limits, config=decoder.config)
         self._slots = dataclasses.replace(slots, state=state)
-        self.host_time_s += self._clock() - self._idle_since
+        self.host_time_s += self._waiting_s()
         self.num_calls += 1
 
     def _collect(self) -> list[Completion]:
         """Waits for the call to end and takes what is done out of the slots."""
         slots = jax.block_until_ready(self._taken())
-        now = self._idle_since = self._clock()
+        self._reading, now = None, self._clock()
+        self._given_at = now
         driver, state, finished = self._decoder.driver, slots.state, []
         seen = driver.to_host((state.context, state.finish_reason, state.stats, state.log_probs))
         reasons = seen[1]

@@ -41,9 +41,7 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     windows = decoder.config.window_sizes
     pace = make_pace(len(length), jnp.ones(len(windows))) if decoder.measured_pace else None
     began = clock()
-    read = jnp.full_like(
-        length, 2
-    )  # all but the last token: one is enough to run a chunk, which is slow the first time
+    read = jnp.full_like(length, 2)  # all but the last: one token runs a chunk, which is slow the first time
     state = begin(decoder, (keys, jnp.zeros_like(prompt), read), sampling, pace)
     sampling = decoder.driver.to_devices(sampling)
     state = decoder.driver.decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
