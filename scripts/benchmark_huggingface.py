@@ -110,7 +110,7 @@ class SpecJax:
             target=specjax.Transformer(checkpoint.config), drafter=drafter, verifier=specjax.Greedy()
         )
         self.params = specjax.Params(target=checkpoint.params)
-        self.sampling = specjax.sampling_params(1, max_tokens=max_new_tokens, stop_ids=checkpoint.eos_ids)
+        self.sampling = specjax.sampling_params(1, max_tokens=max_new_tokens, stop_token_ids=checkpoint.eos_ids)
         self.width = specjax.bucket(max_new_tokens)
 
     def __call__(self, prompt, pace):

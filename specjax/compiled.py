@@ -1,5 +1,6 @@
 """The jitted decoder: the one place that says what is static and what is donated, and that checks arguments first."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -9,6 +10,8 @@ from jax.core import Tracer
 
 from specjax import decode
 from specjax.decode import DecodeConfig
+from specjax.drafters.early_exit import EarlyExitDrafter
+from specjax.models.transformer import Transformer
 from specjax.pace import GRADES
 from specjax.slots import Slots
 from specjax.slots import insert as insert_rows
@@ -126,7 +129,11 @@ def decode_steps(
     """`decode.decode_steps`, jitted; one program serves every `num_steps` and `least_running`.
 
     The state passed in is donated: its buffers live on in the one returned.
+
+    Raises:
+      ValueError: a temperature above 0 under the greedy verifier.
     """
+    _check_temperature(sampling, config)
     return _decode_steps(params, state, sampling, jnp.int32(num_steps), jnp.int32(least_running), config=config)
 
 
@@ -202,6 +209,11 @@ def check_arguments(
     Raises:
       ValueError: says what was expected and what came.
     """
+    for name, value in {"key": key, "prompt": prompt, "prompt_length": prompt_length}.items():
+        if not isinstance(value, jax.Array | np.ndarray):
+            raise ValueError(
+                f"expected {name} to be an array (jax.random.key, pad_prompts), got {type(value).__name__}"
+            )
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise ValueError(f"expected a typed key (jax.random.key), got {key.dtype}{list(key.shape)}")
     if prompt.ndim != 2 or not jnp.issubdtype(prompt.dtype, jnp.integer):
@@ -211,25 +223,52 @@ def check_arguments(
         raise ValueError(f"expected at least one prompt of at least one column, got [{batch}, {width}]")
     if not jnp.issubdtype(prompt_length.dtype, jnp.integer):
         raise ValueError(f"expected integer prompt_length, got {prompt_length.dtype}")
-    named = {"prompt_length": prompt_length, "temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
-    for name, rows in (named | ({"key": key} if key.ndim else {})).items():
-        if rows.shape != (batch,):
-            raise ValueError(f"expected {name} of shape [{batch}], one per prompt, got {list(rows.shape)}")
+    for name, rows in ({"prompt_length": prompt_length} | ({"key": key} if key.ndim else {})).items():
+        _check_rows(name, rows, (batch,))
     if max_new_tokens < 0:
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
     _check_widths(batch, sampling, pace, config)
+    _check_temperature(sampling, config)
+    _check_drafter(config)
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prompt, prompt_length, sampling, pace))):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
 
 
 def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, config: DecodeConfig) -> None:
     vocab_size, windows = config.target.vocab_size, len(config.window_sizes)
-    if sampling.logit_bias is not None and sampling.logit_bias.shape != (batch, vocab_size):
-        raise ValueError(f"expected logit_bias [{batch}, {vocab_size}], got {list(sampling.logit_bias.shape)}")
+    wider = {"logit_bias": (vocab_size,), "stop_token_ids": sampling.stop_token_ids.shape[1:]}
+    for field in dataclasses.fields(sampling):
+        if (rows := getattr(sampling, field.name)) is not None:
+            _check_rows(f"sampling.{field.name}", rows, (batch, *wider.get(field.name, ())))
     if pace is not None and (pace.acceptance.shape, pace.costs.shape) != ((batch, GRADES), (windows,)):
         raise ValueError(
             f"expected a pace for {batch} rows and {windows} windows (make_pace), "
             f"got acceptance {list(pace.acceptance.shape)} and costs {list(pace.costs.shape)}"
+        )
+
+
+def _check_rows(name: str, rows: jax.Array, shape: tuple[int, ...]) -> None:
+    if rows.shape != shape:
+        raise ValueError(f"expected {name} of shape {list(shape)}, one per prompt, got {list(rows.shape)}")
+
+
+def _check_temperature(sampling: SamplingParams, config: DecodeConfig) -> None:
+    """Refuses to sample under a rule that cannot, where the temperatures are known."""
+    known = isinstance(config.verifier, Greedy) and not isinstance(sampling.temperature, Tracer)
+    if known and (np.asarray(sampling.temperature) > 0).any():
+        raise ValueError(
+            "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"
+        )
+
+
+def _check_drafter(config: DecodeConfig) -> None:
+    if not isinstance(config.drafter, EarlyExitDrafter):
+        return
+    own = config.drafter.target.config
+    if not isinstance(config.target, Transformer) or config.target.config != own:
+        raise ValueError(
+            "expected an early exit from the decoder's own target, got one from another: give DecodeConfig and "
+            "EarlyExitDrafter the same Transformer"
         )
 
 
@@ -253,14 +292,10 @@ def _check_values(
     ids = np.asarray(prompt)[np.arange(width) < lengths[:, None]]
     if ids.size and (ids.min() < 0 or ids.max() >= config.target.vocab_size):
         raise ValueError(f"expected prompt ids in 0..{config.target.vocab_size - 1}, got {ids.min()}..{ids.max()}")
-    bias, stops = sampling.logit_bias, np.asarray(sampling.stop_ids)
+    bias, stops = sampling.logit_bias, np.asarray(sampling.stop_token_ids)
     if bias is not None and not np.isfinite(np.asarray(bias).max(axis=-1)).all():
         raise ValueError(
             "expected logit_bias with numbers below +inf and an id left in each row; logit_bias() builds one"
         )
     if (stops >= config.target.vocab_size).any():
-        raise ValueError(f"expected stop_ids below {config.target.vocab_size}, got {int(stops.max())}")
-    if isinstance(config.verifier, Greedy) and (np.asarray(sampling.temperature) > 0).any():
-        raise ValueError(
-            "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"
-        )
+        raise ValueError(f"expected stop_token_ids below {config.target.vocab_size}, got {int(stops.max())}")

@@ -16,6 +16,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -294,10 +295,13 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
 
 def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
     laws = None if draft.log_probs is None else draft.log_probs.shape
-    if draft.tokens.shape != shape or draft.length.shape != shape[:1] or laws not in (None, (*shape, vocab_size)):
+    integers = all(jnp.issubdtype(ids.dtype, jnp.integer) for ids in (draft.tokens, draft.length))
+    shapes = draft.tokens.shape == shape and draft.length.shape == shape[:1] and laws in (None, (*shape, vocab_size))
+    if not (integers and shapes):
         raise ValueError(
-            f"expected a draft with tokens {shape}, length {shape[:1]} and log_probs {(*shape, vocab_size)} or None, "
-            f"got {draft.tokens.shape}, {draft.length.shape} and {laws}"
+            f"expected a draft with integer tokens {shape} and length {shape[:1]}, and log_probs "
+            f"{(*shape, vocab_size)} or None, got {draft.tokens.dtype}{draft.tokens.shape}, "
+            f"{draft.length.dtype}{draft.length.shape} and {laws}"
         )
 
 
@@ -316,11 +320,13 @@ def _verify(
     offsets = jnp.arange(width + 1)
     tokens, positions = with_pending(state.context, draft, live)
     seen, cache = config.target.apply(params.target, tokens, positions, state.cache)
+    chex.assert_shape(seen.logits, (*tokens.shape, config.target.vocab_size))
     text = dataclasses.replace(context, tokens=write(context.tokens, context.length, draft.tokens, draft.length))
     log_probs, healthy = law(seen.logits, sampling, text, context.length[:, None] + offsets)
     num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
     draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
     verdict = config.verifier(state.keys, context.length, draft, log_probs)
+    chex.assert_shape([verdict.tokens, verdict.num_accepted], [tokens.shape, tokens.shape[:1]])
     num_decided = jnp.minimum(verdict.num_accepted + 1, num_healthy)
     num_emitted, stopped = _emission(state, verdict.tokens, jnp.where(live, num_decided, 0), sampling)
     kept = jnp.where(offsets < num_emitted[:, None], positions, -1)
@@ -350,7 +356,7 @@ def _emission(
 ) -> tuple[jax.Array, jax.Array]:
     """How many decided tokens are emitted `[B]`, up to the row's limit and its first stop id; and if that came."""
     decided = jnp.minimum(num_decided, state.limit - state.context.length)
-    stops = (tokens[..., None] == sampling.stop_ids[:, None]).any(axis=-1)
+    stops = (tokens[..., None] == sampling.stop_token_ids[:, None]).any(axis=-1)
     stops &= jnp.arange(tokens.shape[1]) < decided[:, None]
     stopped = stops.any(axis=1)
     return jnp.where(stopped, jnp.argmax(stops, axis=1) + 1, decided), stopped

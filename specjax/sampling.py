@@ -121,7 +121,7 @@ def _adjust(
     logits: jax.Array, sampling: SamplingParams, context: Context, seen: jax.Array, early: jax.Array
 ) -> jax.Array:
     """Forbids stop ids at the positions that are too `early` `[B, T]` for them, then applies the penalties."""
-    stops = (sampling.stop_ids[:, :, None] == jnp.arange(logits.shape[-1])).any(axis=1)
+    stops = (sampling.stop_token_ids[:, :, None] == jnp.arange(logits.shape[-1])).any(axis=1)
     logits = jnp.where(early[..., None] & stops[:, None], -jnp.inf, logits)
     return _when(_penalised(sampling), lambda x: _penalise(x, sampling, context, seen), logits)
 
@@ -229,8 +229,8 @@ def sampling_params(
     frequency_penalty: float | Sequence[float] = 0.0,
     min_tokens: int | Sequence[int] = 0,
     max_tokens: int | Sequence[int],
-    stop_ids: Sequence[int] | Sequence[Sequence[int]] = (),
-    logit_bias: jax.Array | None = None,
+    stop_token_ids: Sequence[int] | Sequence[Sequence[int]] = (),
+    logit_bias: jax.Array | Sequence[float] | None = None,
 ) -> SamplingParams:
     """Builds `SamplingParams` for a batch from Python values: one for all rows, or one per row.
 
@@ -245,7 +245,7 @@ def sampling_params(
       frequency_penalty: any finite number.
       min_tokens: >= 0, at most `max_tokens`.
       max_tokens: >= 0, output tokens at most.
-      stop_ids: EOS and stop ids, for all rows or a list per row.
+      stop_token_ids: EOS and stop ids, for all rows or a list per row.
       logit_bias: `[V]` or `[B, V]` float32 added to the logits; see `logit_bias` (the function) for building one.
 
     Raises:
@@ -253,10 +253,9 @@ def sampling_params(
     """
 
     def column(name: str, value: Any, low: float, high: float, dtype: Any, *, open_low: bool = False) -> jax.Array:
-        values = np.asarray(value).tolist()
-        values = values if isinstance(values, list) else [values] * batch_size
-        if len(values) != batch_size:
-            raise ValueError(f"expected {name} to be one value or {batch_size} (one per row), got {len(values)}")
+        if np.shape(value) not in ((), (batch_size,)):
+            raise ValueError(f"expected {name} to be one value or {batch_size} (one per row), got {np.shape(value)}")
+        values = np.broadcast_to(np.asarray(value), batch_size).tolist()
         for item in values:
             stored = float(dtype(item))  # as the device will see it
             exact = stored == item or dtype is np.float32
@@ -276,53 +275,56 @@ def sampling_params(
         frequency_penalty=column("frequency_penalty", frequency_penalty, -huge, huge, real),
         min_tokens=column("min_tokens", min_tokens, 0, limit, whole),
         max_tokens=column("max_tokens", max_tokens, 0, limit, whole),
-        stop_ids=_stop_columns(batch_size, stop_ids),
-        logit_bias=None if logit_bias is None else jnp.broadcast_to(logit_bias, (batch_size, logit_bias.shape[-1])),
+        stop_token_ids=_stop_columns(batch_size, stop_token_ids),
+        logit_bias=None if logit_bias is None else _bias_rows(batch_size, jnp.asarray(logit_bias, jnp.float32)),
     )
     if (params.min_tokens > params.max_tokens).any():
         raise ValueError(f"expected min_tokens <= max_tokens, got {min_tokens} and {max_tokens}")
     return params
 
 
-def _stop_columns(batch_size: int, stop_ids: Sequence) -> jax.Array:
+def _stop_columns(batch_size: int, stop_token_ids: Sequence) -> jax.Array:
     """`[B, C]` with C a multiple of 4, padded with -1, so that sets of similar size share a compiled program."""
-    rows = (
-        [list(ids) for ids in stop_ids]
-        if stop_ids and isinstance(stop_ids[0], Sequence)
-        else [list(stop_ids)] * batch_size
-    )
+    ids = stop_token_ids.tolist() if isinstance(stop_token_ids, np.ndarray | jax.Array) else list(stop_token_ids)
+    rows = [list(row) for row in ids] if ids and isinstance(ids[0], Sequence) else [ids] * batch_size
     if len(rows) != batch_size:
-        raise ValueError(f"expected stop_ids for {batch_size} rows, got {len(rows)}")
+        raise ValueError(f"expected stop_token_ids for {batch_size} rows, got {len(rows)}")
     if any(item < 0 for row in rows for item in row):
-        raise ValueError(f"expected stop_ids >= 0, got {rows}")
+        raise ValueError(f"expected stop_token_ids >= 0, got {rows}")
     width = max(4, -(-max(map(len, rows)) // 4) * 4) if rows else 4
     return jnp.asarray([row + [-1] * (width - len(row)) for row in rows], jnp.int32).reshape(batch_size, width)
+
+
+def _bias_rows(batch_size: int, bias: jax.Array) -> jax.Array:
+    if bias.ndim not in (1, 2) or bias.shape[:-1] not in ((), (batch_size,)):
+        raise ValueError(f"expected logit_bias [V] or [{batch_size}, V], got {list(bias.shape)}")
+    return jnp.broadcast_to(bias, (batch_size, bias.shape[-1]))
 
 
 def logit_bias(
     vocab_size: int,
     *,
     bias: dict[int, float] | None = None,
-    allowed_ids: Sequence[int] | None = None,
-    bad_ids: Sequence[int] = (),
+    allowed_token_ids: Sequence[int] | None = None,
+    bad_token_ids: Sequence[int] = (),
 ) -> jax.Array:
-    """A `[V]` bias: `bias` added to its ids, ids outside `allowed_ids` (if given) and `bad_ids` forbidden.
+    """A `[V]` bias: `bias` added to its ids, ids outside `allowed_token_ids` (if given) and `bad_token_ids` forbidden.
 
     Raises:
       ValueError: an id outside the vocabulary, a bias that is not a number below +inf, or nothing left to sample.
     """
     bias = bias or {}
-    used = [*bias, *(allowed_ids or ()), *bad_ids]
+    used = [*bias, *(allowed_token_ids or ()), *bad_token_ids]
     if any(not 0 <= item < vocab_size for item in used):
         raise ValueError(f"expected ids in 0..{vocab_size - 1}, got {[i for i in used if not 0 <= i < vocab_size]}")
     if any(math.isnan(value) or value == math.inf for value in bias.values()):
         raise ValueError(f"expected biases below +inf, got {bias}")
-    values = [0.0] * vocab_size if allowed_ids is None else [-math.inf] * vocab_size
-    for item in allowed_ids or ():
+    values = [0.0] * vocab_size if allowed_token_ids is None else [-math.inf] * vocab_size
+    for item in allowed_token_ids or ():
         values[item] = 0.0
     for item, value in bias.items():
         values[item] += value
-    for item in bad_ids:
+    for item in bad_token_ids:
         values[item] = -math.inf
     if max(values) == -math.inf:
         raise ValueError("expected at least one id to stay allowed, got a bias that forbids the whole vocabulary")

@@ -21,7 +21,14 @@ class Slots:
 
 
 def empty_slots(row: Slots, num_slots: int) -> Slots:
-    """`num_slots` copies of a single row, all of them done. No buffer is shared with that row: slots are donated."""
+    """`num_slots` copies of a single row, all of them done. No buffer is shared with that row: slots are donated.
+
+    Raises:
+      ValueError: a state with an array that is not one row's, such as that of a drafter of the user's own.
+    """
+    shapes = {leaf.shape for leaf in jax.tree.leaves(_without_costs(row)) if leaf.shape[:1] != (1,)}
+    if shapes:
+        raise ValueError(f"expected arrays with one row in front (see Drafter.init), got shapes {sorted(shapes)}")
     slots = _map_rows(partial(jnp.repeat, repeats=num_slots, axis=0), row)
     done = jnp.full((num_slots,), FinishReason.LENGTH.value, jnp.int32)
     pace = dataclasses.replace(slots.state.pace, costs=slots.state.pace.costs.copy())

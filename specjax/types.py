@@ -80,7 +80,7 @@ class SamplingParams:
     """`[B]` int32, stop ids are forbidden before this many output tokens."""
     max_tokens: jax.Array
     """`[B]` int32, output tokens at most."""
-    stop_ids: jax.Array
+    stop_token_ids: jax.Array
     """`[B, C]` int32, EOS and other stop ids, padded with -1."""
     logit_bias: jax.Array | None = None
     """`[B, V]` float32 added to the logits, -inf forbids an id; None: no biases anywhere in the batch."""
@@ -110,7 +110,8 @@ class Draft:
     """`[B, M, V]` float32, the law each token was sampled from; None for a deterministic proposal."""
     evidence: jax.Array | None = None
     """`[B]` int32, grade from 0 to `pace.GRADES - 1` of how much of the prefix speaks for the proposal (an n-gram
-    drafter's match length); acceptance is learned grade by grade. None: it counts for all of them."""
+    drafter's match length); acceptance is learned grade by grade. It may hang on the prefix only, never on tokens that
+    were sampled for this draft: drafts are dropped by it. None: it counts for all of them."""
 
 
 @struct.dataclass(kw_only=True)
@@ -238,7 +239,10 @@ class Drafter(Protocol):
         ...
 
     def init(self, params: Params, batch_size: int, capacity: int) -> Any:
-        """The drafter's state before it has seen any text, for rows of at most `capacity` tokens."""
+        """The drafter's state before it has seen any text, for rows of at most `capacity` tokens.
+
+        Every array of it has the rows on its leading axis, `[batch_size, ...]`.
+        """
         ...
 
     def draft(

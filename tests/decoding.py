@@ -220,7 +220,7 @@ def assert_text(before: Any, after: Any, row: int, sampling: SamplingParams, con
     """A live row grows by 1..K + 1 tokens, stops at the first stop id or at its limit, and touches nothing else."""
     start, end, limit = (int(x[row]) for x in (before.context.length, after.context.length, after.limit))
     old, new, reason = before.context.tokens[row], after.context.tokens[row], after.finish_reason[row]
-    stops = set(np.asarray(sampling.stop_ids)[row].tolist()) - {-1}
+    stops = set(np.asarray(sampling.stop_token_ids)[row].tolist()) - {-1}
     emitted = new[start:end].tolist()
     assert len(emitted) <= config.drafter.num_tokens + 1
     assert emitted or reason == NAN

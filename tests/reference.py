@@ -41,7 +41,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: int = 0
-    stop_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[float, ...] | None = None
 
 
@@ -62,7 +62,7 @@ def add_bias(scores: np.ndarray, sampling: Sampling, num_output: int) -> np.ndar
     """Adds the logit bias (-inf forbids) and forbids stop ids before `min_tokens` output tokens."""
     scores = scores + (0.0 if sampling.logit_bias is None else np.array(sampling.logit_bias))
     if num_output < sampling.min_tokens:
-        scores[list(sampling.stop_ids)] = -np.inf
+        scores[list(sampling.stop_token_ids)] = -np.inf
     return scores
 
 
@@ -318,24 +318,24 @@ def speculative_decode(
     noise: Noise,
     *,
     max_tokens: int,
-    stop_ids: Sequence[int] = (),
+    stop_token_ids: Sequence[int] = (),
 ) -> list[Step]:
     """Draft, verify, commit, until a stop id or `max_tokens` output tokens; `propose` gives (draft, q or None)."""
     tokens, steps = tuple(prompt), []
-    while (room := len(prompt) + max_tokens - len(tokens)) > 0 and not (steps and tokens[-1] in stop_ids):
+    while (room := len(prompt) + max_tokens - len(tokens)) > 0 and not (steps and tokens[-1] in stop_token_ids):
         draft, q = propose(tokens)
         p = [target((*tokens, *draft[:i])) for i in range(len(draft) + 1)]
         kept, following = verdict(len(tokens), draft, p, q, noise)
-        emitted = cut((*draft[:kept], following), stop_ids)[:room]
+        emitted = cut((*draft[:kept], following), stop_token_ids)[:room]
         accepted = min(kept, len(emitted))
         steps.append(Step(start=len(tokens), draft=tuple(draft), emitted=emitted, accepted=accepted))
         tokens += emitted
     return steps
 
 
-def cut(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]:
+def cut(tokens: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens up to and including the first stop id."""
-    ends = [i + 1 for i, token in enumerate(tokens) if token in stop_ids]
+    ends = [i + 1 for i, token in enumerate(tokens) if token in stop_token_ids]
     return tuple(tokens[: min(ends, default=len(tokens))])
 
 
@@ -349,10 +349,12 @@ def no_draft(tokens: tuple[int, ...]) -> tuple[list[int], None]:
     return [], None
 
 
-def greedy_decode(target: Model, prompt: Sequence[int], *, max_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
+def greedy_decode(
+    target: Model, prompt: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int] = ()
+) -> list[int]:
     """The argmax of every law in turn."""
     text = list(prompt)
-    while len(text) < len(prompt) + max_tokens and (len(text) == len(prompt) or text[-1] not in stop_ids):
+    while len(text) < len(prompt) + max_tokens and (len(text) == len(prompt) or text[-1] not in stop_token_ids):
         text.append(int(np.argmax(target(tuple(text)))))
     return text[len(prompt) :]
 

@@ -338,7 +338,7 @@ def width_setup(draft_width: int, target_width: int, verifier: Any) -> tuple[Dec
     )
     with np.errstate(divide="ignore"):
         tables = [jnp.asarray(np.log(width_laws(*x)), jnp.float32) for x in ((target_width, 1), (draft_width, 2))]
-    bias = jnp.stack([jnp.zeros(target_width), logit_bias(target_width, bad_ids=range(REAL, target_width))])
+    bias = jnp.stack([jnp.zeros(target_width), logit_bias(target_width, bad_token_ids=range(REAL, target_width))])
     both = sampling_params(2, temperature=1.0, max_tokens=3, logit_bias=bias)
     sampling, params = spread(both, FORBIDDEN.astype(int)), Params(target=tables[0], draft=tables[1])
     prompts = repeated([5], WIDTH_ROWS)

@@ -377,7 +377,7 @@ def test_joint_law_of_a_markov_chain_under_an_ngram_drafter(monkeypatch):
 
 def test_stop_ids_keep_the_law_under_speculation():
     """EOS ends a row wherever in the window it falls, and never before `min_tokens`."""
-    final = by_model(STATES, DRAFT_STATES, stop_ids=[2], min_tokens=1)
+    final = by_model(STATES, DRAFT_STATES, stop_token_ids=[2], min_tokens=1)
     laws, length = np.array(STATES), final.context.length - 2
     assert (output_of(final)[:, 0] != 2).all()
     alive, ends = laws[1, :2] / laws[1, :2].sum(), np.zeros(NEW + 1)

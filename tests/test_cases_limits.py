@@ -72,7 +72,7 @@ def stopped_rows() -> tuple[list[tuple[int, list[int]]], list[Any]]:
     text = long_text()
     rows = [(m, [text[m]]) for m in range(DEPTH + 3)]
     rows += [(m, [text[m + 1], text[m]]) for m in range(DEPTH + 1)] + [(2, [text[2], unused(text)]), (23, [])]
-    states = play_pair(SELF_PARAMS, [list(PROMPT)] * len(rows), max_tokens=24, stop_ids=[ids for _, ids in rows])
+    states = play_pair(SELF_PARAMS, [list(PROMPT)] * len(rows), max_tokens=24, stop_token_ids=[ids for _, ids in rows])
     return rows, states
 
 
@@ -217,8 +217,8 @@ PREFERS_EOS = np.tile(np.where(np.arange(VOCAB) == EOS, 5.0, np.where(np.arange(
 WAITS = [(k, least) for k in range(7) for least in sorted({0, 1, 3, k, k + 1})]
 
 
-@pytest.mark.parametrize("stop_ids", [(EOS,), (EOS, 2)])
-def test_case_21_min_tokens_holds_eos_back_exactly_so_long(stop_ids):
+@pytest.mark.parametrize("stop_token_ids", [(EOS,), (EOS, 2)])
+def test_case_21_min_tokens_holds_eos_back_exactly_so_long(stop_token_ids):
     """7 7 7 EOS for min_tokens = 3, whatever K; the oracle knows the masked process."""
     rows = fours(WAITS)[:120]
 
@@ -227,7 +227,11 @@ def test_case_21_min_tokens_holds_eos_back_exactly_so_long(stop_ids):
         return [*[7] * max(least - (length - 2), 0), EOS, 7, 7, 7, 7, 7, 7][:k]
 
     final = play_scripts(
-        PREFERS_EOS, [[1, 2]] * len(rows), propose, min_tokens=[least for _, least in rows], stop_ids=stop_ids
+        PREFERS_EOS,
+        [[1, 2]] * len(rows),
+        propose,
+        min_tokens=[least for _, least in rows],
+        stop_token_ids=stop_token_ids,
     )[-1]
     assert outputs(final)[: len(rows)] == [[*[7] * least, EOS] for _, least in rows]
     assert (final.finish_reason[: len(rows)] == STOP).all()
@@ -239,7 +243,9 @@ def test_case_21_min_tokens_beyond_max_tokens_is_refused():
 
 
 def test_case_21_min_tokens_as_large_as_max_tokens_ends_by_length():
-    final = play_scripts(PREFERS_EOS, [[1]] * RULES, lambda row, length: [7] * 4, min_tokens=NEW, stop_ids=(EOS,))[-1]
+    final = play_scripts(
+        PREFERS_EOS, [[1]] * RULES, lambda row, length: [7] * 4, min_tokens=NEW, stop_token_ids=(EOS,)
+    )[-1]
     assert outputs(final)[:RULES] == [[7] * NEW] * RULES
     assert (final.finish_reason[:RULES] == LENGTH).all()
 

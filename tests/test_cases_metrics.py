@@ -88,7 +88,7 @@ def test_case_64_rates_of_perfect_and_hopeless_drafts(verifier):
 def test_case_65_tokens_after_a_stop_count_nowhere(verifier):
     """A matching window of 5 with the stop id at each place, the bonus token's included: 7 10 13 0 3 | 6."""
     stops = [[stop] for stop in (7, 10, 13, 0, 3, 6)]
-    output = decode(verifier, [[4]] * 6, [text_from(4)] * 6, stop_ids=stops)
+    output = decode(verifier, [[4]] * 6, [text_from(4)] * 6, stop_token_ids=stops)
     assert rows(output)[:6] == [[7, 10, 13, 0, 3, 6][: row + 1] for row in range(6)]
     assert output.finish_reason[:6].tolist() == [FinishReason.STOP] * 6
     for row in range(6):
@@ -123,8 +123,8 @@ def test_case_65_finished_rows_add_to_no_counter(verifier):
     """Rows that stop early count the same whether a neighbour goes on for 32 steps more or not."""
     contrary = [4, *((token + 1) % VOCAB for token in text_from(7))]
     texts, prompts = [text_from(4), text_from(4), contrary], [[4]] * 3
-    together = decode(verifier, prompts, texts, max_tokens=[4, 32, 32], stop_ids=[[], [13], []])
-    apart = decode(verifier, prompts, texts, max_tokens=[4, 32, 0], stop_ids=[[], [13], []])
+    together = decode(verifier, prompts, texts, max_tokens=[4, 32, 32], stop_token_ids=[[], [13], []])
+    apart = decode(verifier, prompts, texts, max_tokens=[4, 32, 0], stop_token_ids=[[], [13], []])
     assert together.stats.steps.tolist()[:3] == [1, 1, 32]
     assert counters(apart, 2)["steps"] == 0
     for row in (0, 1):

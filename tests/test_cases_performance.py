@@ -124,9 +124,9 @@ SAMPLED = {
 }
 COLD = {
     "lengths": {"max_tokens": 20},
-    "one-stop": {"stop_ids": (2,)},
-    "four-stops": {"stop_ids": (2, 3, 4, 5), "min_tokens": 3},
-    "stops-per-row": {"stop_ids": [[], [7, 8]]},
+    "one-stop": {"stop_token_ids": (2,)},
+    "four-stops": {"stop_token_ids": (2, 3, 4, 5), "min_tokens": 3},
+    "stops-per-row": {"stop_token_ids": [[], [7, 8]]},
 }
 
 
@@ -154,7 +154,7 @@ def test_case_62_one_program_for_each_bucket():
         prompts = compiled.pad_prompts([[1] * length, [2] * 3])
         plain.append((jax.random.key(length), *prompts, sampling_params(2, max_tokens=length % 16)))
     for token in (3, 4):
-        bias = logit_bias(VOCAB, bad_ids=[token])
+        bias = logit_bias(VOCAB, bad_token_ids=[token])
         biased.append((*plain[0][:3], sampling_params(2, max_tokens=token, logit_bias=bias)))
     for requests, right in ((plain, 2), (biased, 1)):
         with compilations() as programs:

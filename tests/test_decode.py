@@ -73,7 +73,7 @@ ROWS: dict[str, Any] = {
     "frequency_penalty": [0.6, 0, 0, 0, 0.3, 0.8, 0, 0.5, 0, 0, 0, 0],
     "min_tokens": [0, 0, 4, 0, 2, 0, 0, 5, 0, 3, 0, 0],
     "max_tokens": [10, 10, 10, 10, 7, 10, 3, 10, 1, 10, 10, 10],
-    "stop_ids": [[], [], [6, 7], [10], [1, 2, 3], [], [], [0, 1, 2, 3, 5], [], [8], [], []],
+    "stop_token_ids": [[], [], [6, 7], [10], [1, 2, 3], [], [], [0, 1, 2, 3, 5], [], [8], [], []],
 }
 SAMPLING = sampling_params(12, **ROWS, logit_bias=jnp.asarray(BIAS))
 VERDICTS = (
@@ -105,7 +105,7 @@ def noise(row: int) -> reference.Noise:
 
 def row_sampling(row: int, bias: Any = BIAS) -> reference.Sampling:
     options = {name: values[row] for name, values in ROWS.items() if name != "max_tokens"}
-    return reference.Sampling(**options | {"stop_ids": tuple(options["stop_ids"]), "logit_bias": bias})
+    return reference.Sampling(**options | {"stop_token_ids": tuple(options["stop_token_ids"]), "logit_bias": bias})
 
 
 def processed(logits_after: Callable[[Sequence[int]], Any], row: int, bias: Any = BIAS) -> reference.Model:
@@ -121,7 +121,7 @@ def reference_steps(row: int, target: reference.Model, propose: Proposal, noises
         room = end - len(tokens) - 1
         return draft[:room], None if q is None else q[:room]
 
-    options = {"max_tokens": ROWS["max_tokens"][row], "stop_ids": ROWS["stop_ids"][row]}
+    options = {"max_tokens": ROWS["max_tokens"][row], "stop_token_ids": ROWS["stop_token_ids"][row]}
     return reference.speculative_decode(target, cut, PROMPTS[row], VERDICTS[row % 4], noises(row), **options)
 
 

@@ -1,12 +1,15 @@
 """What the decoder refuses before it traces anything."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
-from harness import HistoryModel, ScriptedDrafter, history_params
+from harness import HistoryModel, ScriptedDrafter, history_params, tiny_config, tiny_params
 
 import specjax
 from specjax import DecodeConfig, Greedy, Params, sampling_params
+from specjax.models.config import RopeConfig
 
 HISTORY, TARGET, V = HistoryModel(vocab_size=11), history_params(7), 11
 
@@ -27,6 +30,8 @@ def test_prefill_chunk_must_be_positive():
     [
         ({"key": jax.random.key_data(jax.random.key(0))}, "typed key"),
         ({"key": jax.random.split(jax.random.key(0), 3)}, r"key of shape \[2\]"),
+        ({"key": 0}, "key to be an array .*, got int"),
+        ({"prompt": [[1, 2], [3, 4]]}, "prompt to be an array .*, got list"),
         ({"prompt": jnp.zeros((2, 4))}, "integer prompts"),
         ({"prompt": jnp.zeros(4, jnp.int32)}, "integer prompts"),
         ({"prompt": jnp.array([[1, 2, 3, V], [1, 2, 3, 4]])}, "prompt ids in 0..10, got 1..11"),
@@ -35,6 +40,15 @@ def test_prefill_chunk_must_be_positive():
         ({"prompt_length": jnp.array([4, 5])}, "prompt_length in 0..4"),
         ({"prompt_length": jnp.array([4, -1])}, "prompt_length in 0..4"),
         ({"sampling": sampling_params(3, max_tokens=2)}, r"temperature of shape \[2\]"),
+        (
+            {"sampling": sampling_params(2, max_tokens=2).replace(top_k=jnp.zeros(3))},
+            r"top_k of shape \[2\], .*, got \[3\]",
+        ),
+        (
+            {"sampling": sampling_params(2, max_tokens=2).replace(stop_token_ids=jnp.zeros((1, 4)))},
+            r"stop_token_ids of",
+        ),
+        ({"sampling": sampling_params(2, max_tokens=2, logit_bias=jnp.zeros(V + 1))}, r"logit_bias of shape \[2, 11\]"),
         ({"sampling": sampling_params(2, max_tokens=2, temperature=0.5)}, "temperature 0 with the greedy verifier"),
         ({"max_new_tokens": -1}, "max_new_tokens >= 0"),
         ({"sampling": sampling_params(2, max_tokens=9), "max_new_tokens": 9}, "12 positions, got 13"),
@@ -49,3 +63,62 @@ def test_arguments_are_checked_before_tracing(function, changes, message):
         return
     with pytest.raises(ValueError, match=message):
         list(function(Params(target=TARGET), **data, config=DecodeConfig(target=target, verifier=Greedy())))
+
+
+def test_steps_under_the_greedy_rule_are_not_sampled():
+    config, params = DecodeConfig(target=HISTORY, verifier=Greedy()), Params(target=TARGET)
+    prompt, length, warm = (
+        jnp.ones((1, 2), jnp.int32),
+        jnp.array([2]),
+        sampling_params(1, max_tokens=2, temperature=1.0),
+    )
+    cold = sampling_params(1, max_tokens=2)
+    state = specjax.prefill(params, jax.random.key(0), prompt, length, cold, config=config, max_new_tokens=2)
+    with pytest.raises(ValueError, match="temperature 0 with the greedy verifier"):
+        specjax.decode_steps(params, state, warm, config=config)
+
+
+def test_an_early_exit_from_another_target_is_refused():
+    """Layers alike, rotations not: its drafts would be guesses of a model that nobody trained."""
+    target, other = (specjax.Transformer(tiny_config(rope=RopeConfig(theta=theta))) for theta in (1e4, 5.0))
+    drafter = specjax.EarlyExitDrafter(target=other, exit_layer=1, num_tokens=2)
+    config = DecodeConfig(target=target, drafter=drafter)
+    prompt, length, sampling = jnp.ones((1, 2), jnp.int32), jnp.array([2]), sampling_params(1, max_tokens=2)
+    with pytest.raises(ValueError, match="early exit from the decoder's own target"):
+        specjax.generate(
+            Params(target=tiny_params()), jax.random.key(0), prompt, length, sampling, config=config, max_new_tokens=2
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Careless(specjax.NGramDrafter):
+    """Counts its tokens in float32."""
+
+    def draft(self, *arguments):
+        draft, state = super().draft(*arguments)
+        return draft.replace(length=draft.length.astype(jnp.float32)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow(HistoryModel):
+    """Leaves the last id out of its logits."""
+
+    def apply(self, *arguments):
+        output, cache = super().apply(*arguments)
+        return output.replace(logits=output.logits[..., :-1]), cache
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"drafter": Careless(num_tokens=2)}, ValueError, "integer tokens .* got int32.* float32"),
+        ({"target": Narrow(vocab_size=V)}, AssertionError, r"shape \(1, 1, 10\).* expected"),
+    ],
+)
+def test_what_models_and_drafters_return_is_checked(changes, error, message):
+    config = DecodeConfig(**{"target": HISTORY} | changes)
+    prompt, length, sampling = jnp.ones((1, 2), jnp.int32), jnp.array([2]), sampling_params(1, max_tokens=2)
+    with pytest.raises(error, match=message):
+        specjax.generate(
+            Params(target=TARGET), jax.random.key(0), prompt, length, sampling, config=config, max_new_tokens=2
+        )

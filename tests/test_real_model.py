@@ -50,7 +50,7 @@ def test_speculation_keeps_every_token_and_saves_calls(model):
         drafter=specjax.NGramDrafter(num_tokens=6),
         verifier=specjax.ExactMatch(),
     )
-    sampling = specjax.sampling_params(1, max_tokens=32, stop_ids=checkpoint.eos_ids)
+    sampling = specjax.sampling_params(1, max_tokens=32, stop_token_ids=checkpoint.eos_ids)
     params, key = specjax.Params(target=checkpoint.params), jax.random.key(0)
     run = {"config": config, "max_new_tokens": 32}
     output = specjax.generate(params, key, prompt, length, sampling, **run)

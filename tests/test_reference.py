@@ -306,11 +306,11 @@ def test_length_cap(num_tokens, max_tokens):
 @pytest.mark.parametrize("stop", [0, 3, 6, 2, 5, 1])
 def test_stop_id_inside_the_window_ends_the_text(stop):
     steps = reference.speculative_decode(
-        cycle, oracle(4), (6, 4), reference.greedy_verdict, random_noise(0, 7), max_tokens=20, stop_ids=(stop, 99)
+        cycle, oracle(4), (6, 4), reference.greedy_verdict, random_noise(0, 7), max_tokens=20, stop_token_ids=(stop, 99)
     )
     length = [0, 3, 6, 2, 5, 1].index(stop) + 1
     assert reference.emitted_tokens(steps) == [0, 3, 6, 2, 5, 1][:length]
-    assert reference.greedy_decode(cycle, (6, 4), max_tokens=20, stop_ids=(stop,)) == [0, 3, 6, 2, 5, 1][:length]
+    assert reference.greedy_decode(cycle, (6, 4), max_tokens=20, stop_token_ids=(stop,)) == [0, 3, 6, 2, 5, 1][:length]
     assert sum(step.accepted for step in steps) == length - sum(len(step.emitted) == 5 for step in steps)
 
 

@@ -82,9 +82,9 @@ def test_min_tokens_forbids_stop_ids_before_that_many_output_tokens():
     logits[[2, 7, 4]] = [9.0, 5.0, 8.0]
 
     def decode(min_tokens):
-        sampling = Sampling(temperature=0.0, min_tokens=min_tokens, stop_ids=(2, 4))
+        sampling = Sampling(temperature=0.0, min_tokens=min_tokens, stop_token_ids=(2, 4))
         return reference.greedy_decode(
-            lambda text: law(logits, sampling, text, 2), [2, 1], max_tokens=6, stop_ids=(2, 4)
+            lambda text: law(logits, sampling, text, 2), [2, 1], max_tokens=6, stop_token_ids=(2, 4)
         )
 
     assert [decode(n) for n in (0, 1, 3, 7)] == [[2], [7, 2], [7, 7, 7, 2], [7] * 6]

@@ -72,7 +72,7 @@ RANDOM: dict[str, Any] = {
 
 def random_row(rng: np.random.Generator, names: list[str]) -> Sampling:
     options = {name: RANDOM[name](rng) for name in names}
-    return Sampling(**options, stop_ids=tuple(rng.choice(V, rng.integers(0, 4), replace=False).tolist()))
+    return Sampling(**options, stop_token_ids=tuple(rng.choice(V, rng.integers(0, 4), replace=False).tolist()))
 
 
 def mixed_rows(rng: np.random.Generator) -> list[Sampling]:
@@ -244,7 +244,7 @@ def test_positions_without_a_law_are_flagged_and_harmless(broken):
 
 
 def test_nothing_left_to_sample_is_flagged():
-    rows = [Sampling(logit_bias=(-np.inf,) * V), Sampling(min_tokens=1, stop_ids=(2,), logit_bias=only(2)), OFF]
+    rows = [Sampling(logit_bias=(-np.inf,) * V), Sampling(min_tokens=1, stop_token_ids=(2,), logit_bias=only(2)), OFF]
     _, healthy = laws(np.zeros((3, T, V)), rows)
     assert healthy.tolist() == [[False] * 3, [False, True, True], [True] * 3]
 
@@ -344,16 +344,19 @@ def test_defaults_are_greedy_and_change_nothing():
     assert params.top_p.tolist() == params.repetition_penalty.tolist() == [1, 1]
     assert params.presence_penalty.tolist() == params.frequency_penalty.tolist() == [0, 0]
     assert params.max_tokens.tolist() == [5, 5]
-    assert params.stop_ids.tolist() == [[-1] * 4] * 2
+    assert params.stop_token_ids.tolist() == [[-1] * 4] * 2
     assert params.logit_bias is None
 
 
 def test_values_may_differ_by_row():
-    params = sampling_params(2, temperature=[0, 0.5], max_tokens=[3, 4], stop_ids=[[7], [1, 2, 3, 4, 5]])
+    params = sampling_params(2, temperature=[0, 0.5], max_tokens=[3, 4], stop_token_ids=[[7], [1, 2, 3, 4, 5]])
     assert params.temperature.tolist() == [0, 0.5]
     assert params.max_tokens.tolist() == [3, 4]
-    assert params.stop_ids.tolist() == [[7, *[-1] * 7], [1, 2, 3, 4, 5, -1, -1, -1]]
-    assert sampling_params(2, max_tokens=1, stop_ids=[7, 8]).stop_ids.tolist() == [[7, 8, -1, -1]] * 2
+    assert params.stop_token_ids.tolist() == [[7, *[-1] * 7], [1, 2, 3, 4, 5, -1, -1, -1]]
+    assert sampling_params(2, max_tokens=1, stop_token_ids=[7, 8]).stop_token_ids.tolist() == [[7, 8, -1, -1]] * 2
+    for ids in (np.array([7, 8]), jnp.array([[7, 8], [7, 8]])):
+        assert sampling_params(2, max_tokens=1, stop_token_ids=ids).stop_token_ids.tolist() == [[7, 8, -1, -1]] * 2
+    assert sampling_params(1, max_tokens=1, logit_bias=[0.0, 1.0]).logit_bias.tolist() == [[0, 1]]
     bias = jnp.arange(3.0)
     np.testing.assert_array_equal(sampling_params(2, max_tokens=1, logit_bias=bias).logit_bias, [[0, 1, 2]] * 2)
 
@@ -375,9 +378,11 @@ def test_values_may_differ_by_row():
         ("min_tokens", -1, "min_tokens"),
         ("min_tokens", 6, "min_tokens <= max_tokens, got 6 and 5"),
         ("max_tokens", -1, "max_tokens"),
-        ("temperature", [0.5, 0.5, 0.5], r"temperature to be one value or 2 \(one per row\), got 3"),
-        ("stop_ids", [-1], "stop_ids >= 0"),
-        ("stop_ids", [[1], [2], [3]], "stop_ids for 2 rows, got 3"),
+        ("temperature", [0.5, 0.5, 0.5], r"temperature to be one value or 2 \(one per row\), got \(3,\)"),
+        ("temperature", [[0.1], [0.2]], r"temperature to be one value or 2 \(one per row\), got \(2, 1\)"),
+        ("logit_bias", [[0.0, 1.0]] * 3, r"logit_bias \[V\] or \[2, V\], got \[3, 2\]"),
+        ("stop_token_ids", [-1], "stop_token_ids >= 0"),
+        ("stop_token_ids", [[1], [2], [3]], "stop_token_ids for 2 rows, got 3"),
     ],
 )
 def test_values_out_of_range_are_refused(name, value, message):
@@ -388,19 +393,19 @@ def test_values_out_of_range_are_refused(name, value, message):
 def test_logit_bias_allows_forbids_and_adds():
     assert logit_bias(4).tolist() == [0] * 4
     assert logit_bias(4, bias={1: 2.5, 3: -math.inf}).tolist() == [0, 2.5, 0, -math.inf]
-    assert logit_bias(4, allowed_ids=[0, 2], bad_ids=[2], bias={0: 1.0}).tolist() == [1, *[-math.inf] * 3]
+    assert logit_bias(4, allowed_token_ids=[0, 2], bad_token_ids=[2], bias={0: 1.0}).tolist() == [1, *[-math.inf] * 3]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"bias": {4: 1.0}}, r"ids in 0..3, got \[4\]"),
-        ({"bad_ids": [-1]}, "ids in 0..3"),
-        ({"allowed_ids": [9]}, "ids in 0..3"),
+        ({"bad_token_ids": [-1]}, "ids in 0..3"),
+        ({"allowed_token_ids": [9]}, "ids in 0..3"),
         ({"bias": {0: math.inf}}, r"biases below \+inf"),
         ({"bias": {0: math.nan}}, r"biases below \+inf"),
-        ({"allowed_ids": []}, "at least one id to stay allowed"),
-        ({"bad_ids": [0, 1, 2, 3]}, "at least one id to stay allowed"),
+        ({"allowed_token_ids": []}, "at least one id to stay allowed"),
+        ({"bad_token_ids": [0, 1, 2, 3]}, "at least one id to stay allowed"),
     ],
 )
 def test_biases_out_of_range_are_refused(options, message):

@@ -56,6 +56,12 @@ def test_empty_slots_do_nothing():
     assert after.state.stats.steps.tolist() == [0] * SLOTS
 
 
+def test_a_state_that_is_not_of_rows_is_refused():
+    first = row(0)
+    with pytest.raises(ValueError, match=r"one row in front .* got shapes \[\(3,\)\]"):
+        empty_slots(first.replace(state=first.state.replace(draft_state=jnp.zeros(3))), SLOTS)
+
+
 def test_rows_that_come_later_change_no_other_and_are_what_they_are_alone():
     """Rows 0 to 4 through three slots; buffers of two lengths; every token is that of the row by itself."""
     slots = empty_slots(row(0, width=24), SLOTS)

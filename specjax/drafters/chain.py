@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax.sampling import categorical, law
@@ -37,17 +38,18 @@ def draft_chain(
     pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
     rows = jnp.arange(batch)
 
-    def step(carry: tuple, offset: jax.Array) -> tuple[tuple, tuple]:
-        state, text, drafted, last = carry
+    def step(carry: tuple, column: tuple[jax.Array, jax.Array]) -> tuple[tuple, tuple]:
+        (state, text, drafted, last), (offset, key) = carry, column
         logits, state = forward(state, drafted, offset, last)
         seen = context.length + offset
         log_probs, healthy = law(logits[:, None], sampling, dataclasses.replace(context, tokens=text), seen[:, None])
-        token = categorical(keys[:, offset], log_probs[:, 0])
+        token = categorical(key, log_probs[:, 0])
         text = text.at[rows, seen].set(token, mode="drop")
         return (state, text, drafted.at[:, offset].set(token), token), (log_probs[:, 0], healthy[:, 0])
 
     start = state, context.tokens, jnp.zeros((batch, window), jnp.int32), pending
-    (state, _, tokens, _), (laws, healthy) = lax.scan(step, start, jnp.arange(window))
+    columns = keys[np.arange(batch), np.arange(window)[:, None]]  # JAX's key-reuse check takes a transpose for a use
+    (state, _, tokens, _), (laws, healthy) = lax.scan(step, start, (jnp.arange(window), columns))
     length = jnp.cumprod(healthy.astype(jnp.int32), axis=0).sum(axis=0)
     return Draft(tokens=tokens, length=length, log_probs=laws.swapaxes(0, 1)), state
 

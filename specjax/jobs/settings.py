@@ -150,7 +150,7 @@ class Sampling:
             frequency_penalty=self.frequency_penalty,
             min_tokens=self.min_tokens,
             max_tokens=self.max_new_tokens,
-            stop_ids=() if self.ignore_eos else tuple(eos_ids),
+            stop_token_ids=() if self.ignore_eos else tuple(eos_ids),
         )
 
 

@@ -11,8 +11,6 @@ from specjax.pace import make_pace
 from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
-_TEXT = 16
-"""Tokens of the text that steps are timed on: one token over and over, in which lookups find something."""
 _REPEATS = 3
 
 
@@ -77,8 +75,11 @@ def time_steps(
 
 
 def _rewind(state: DecodeState, room: int) -> DecodeState:
-    """Every row at the text 0, 0, 0, ... with room for so many tokens more. What the caches hold costs no time."""
-    length = jnp.full_like(state.context.length, _TEXT)
+    """Every row in the middle of its buffer, after the text 0, 0, 0, ..., with room for so many tokens more.
+
+    Lookups find something there, and attention reads what it reads of a usual text; what caches hold costs no time.
+    """
+    length = jnp.full_like(state.context.length, state.context.tokens.shape[-1] // 2)
     context = dataclasses.replace(state.context, tokens=jnp.zeros_like(state.context.tokens), length=length)
     running = jnp.full(length.shape, FinishReason.RUNNING.value, jnp.int32)  # an IntEnum would be weakly typed
     return dataclasses.replace(state, context=context, limit=length + room, finish_reason=running)

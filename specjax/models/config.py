@@ -116,6 +116,7 @@ def from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
     qwen = model_type == "qwen2"
     bias = bool(config.get("attention_bias", qwen))
     max_positions = _positive(config, "max_position_embeddings")
+    rope = rope_from_huggingface(config, max_positions)
     return TransformerConfig(
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden,
@@ -124,9 +125,9 @@ def from_huggingface(config: Mapping[str, Any]) -> TransformerConfig:
         num_heads=heads,
         num_kv_heads=_positive(config, "num_key_value_heads", heads),
         head_dim=_positive(config, "head_dim", hidden // heads),
-        max_positions=max_positions,
+        max_positions=int(rope.factor * max_positions) if rope.scaling == "dynamic" else max_positions,
         norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-        rope=rope_from_huggingface(config, max_positions),
+        rope=rope,
         activation=_ACTIVATIONS[activation],
         attention_bias=bias,
         attention_output_bias=bias and not qwen,
@@ -151,15 +152,19 @@ def rope_from_huggingface(config: Mapping[str, Any], max_positions: int) -> Rope
         raise ValueError(f"expected rope_type to be one of {known}, got {rope_type!r}")
     if config.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ValueError("expected partial_rotary_factor 1.0: partial rotary embeddings are not implemented")
-    if rope_type != "default" and "factor" not in scaling:
-        raise ValueError(f"expected a 'factor' beside rope_type {rope_type!r}, got {dict(scaling)}")
     original = scaling.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    original = int(original or max_positions) if rope_type != "dynamic" else max_positions
+    factor = scaling.get("factor")
+    if factor is None and rope_type == "yarn":
+        factor = max_positions / original
+    if factor is None and rope_type != "default":
+        raise ValueError(f"expected a 'factor' beside rope_type {rope_type!r}, got {dict(scaling)}")
     theta = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
     return RopeConfig(
         theta=float(theta),
         scaling=rope_type,
-        factor=float(scaling.get("factor", 1.0)),
-        original_max_positions=int(original or max_positions),
+        factor=1.0 if factor is None else float(factor),
+        original_max_positions=original,
         low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
         high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
         beta_fast=float(scaling.get("beta_fast") or 32.0),

@@ -125,7 +125,7 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: they limit or stop texts, whose lengths would then tell something about their tokens.
     """
-    refused = {"stop_ids", "min_tokens", "max_tokens"} & set(sampling)
+    refused = {"stop_token_ids", "min_tokens", "max_tokens"} & set(sampling)
     if refused:
         raise ValueError(f"expected sampling options that leave lengths alone, got {sorted(refused)}")
     return {"temperature": 1.0} | dict(sampling)

@@ -190,7 +190,7 @@ def rows_for(params: Params, rules: Mapping[str, Verifier]) -> Batch:
         kinds,
         max_tokens=random.integers(NEW // 2, NEW + 1, ROWS).tolist(),
         min_tokens=(random.integers(0, 6, ROWS) * (np.arange(ROWS) // len(rules) % 3 == 0)).tolist(),
-        stop_ids=[[int(x)] if x < 11 else [] for x in random.integers(0, 30, ROWS)],
+        stop_token_ids=[[int(x)] if x < 11 else [] for x in random.integers(0, 30, ROWS)],
     )
     return Batch(
         params=params,

@@ -170,7 +170,7 @@ def _only_last_stops(original: Any) -> Any:
     def emission(state: Any, tokens: jax.Array, num_decided: jax.Array, sampling: Any) -> tuple[jax.Array, jax.Array]:
         decided = jnp.minimum(num_decided, state.limit - state.context.length)
         last = jnp.take_along_axis(tokens, jnp.maximum(decided - 1, 0)[:, None], axis=1)
-        return decided, (last == sampling.stop_ids).any(axis=1) & (decided > 0)
+        return decided, (last == sampling.stop_token_ids).any(axis=1) & (decided > 0)
 
     return emission
 

@@ -91,8 +91,8 @@ def test_rows_hold_the_values():
     assert rows.temperature.tolist() == [0.5, 0.5]
     assert rows.top_k.tolist() == [3, 3]
     assert rows.max_tokens.tolist() == [7, 7]
-    assert rows.stop_ids[1].tolist() == [256, 9, -1, -1]
-    assert set(Sampling(ignore_eos=True).rows(1, (256,)).stop_ids.ravel().tolist()) == {-1}
+    assert rows.stop_token_ids[1].tolist() == [256, 9, -1, -1]
+    assert set(Sampling(ignore_eos=True).rows(1, (256,)).stop_token_ids.ravel().tolist()) == {-1}
 
 
 def test_text_is_streamed_where_it_can_be():

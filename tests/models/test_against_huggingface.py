@@ -35,6 +35,7 @@ LLAMA = {
     "theta": rope("default") | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "linear": rope("linear", factor=4.0),
     "dynamic": rope("dynamic", factor=4.0),  # up to its original length, here 64
+    "dynamic-original": rope("dynamic", factor=4.0, original_max_position_embeddings=16),  # which does not count
     "llama3": rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **EXTENDED),
     "yarn": rope("yarn", **EXTENDED),
     "yarn-mscale": rope("yarn", mscale=1.5, mscale_all_dim=0.5, beta_fast=8.0, beta_slow=0.5, **EXTENDED),

@@ -237,6 +237,21 @@ def test_case_53_unknown_scaling_is_refused(name):
         from_huggingface(PUBLISHED | {"rope_scaling": {"rope_type": name, "factor": 4.0}})
 
 
+def test_dynamic_scaling_reaches_as_far_as_its_factor():
+    """The published length is where it begins; `original_max_position_embeddings` says nothing to it."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16}
+    config = from_huggingface(PUBLISHED | {"max_position_embeddings": 32, "rope_scaling": scaling})
+    assert (config.max_positions, config.rope.original_max_positions) == (64, 32)
+
+
+def test_yarn_without_a_factor_stretches_the_original_length_to_the_published_one():
+    scaling = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}
+    config = from_huggingface(PUBLISHED | {"max_position_embeddings": 64, "rope_scaling": scaling})
+    assert (config.rope.factor, config.rope.original_max_positions, config.max_positions) == (4.0, 16, 64)
+    with pytest.raises(ValueError, match="'factor' beside rope_type 'linear'"):
+        from_huggingface(PUBLISHED | {"rope_scaling": {"rope_type": "linear", "factor": None}})
+
+
 @pytest.mark.parametrize("rope", [RopeConfig(), FACTORS, *ROPES.values()])
 def test_rotations_go_on_past_every_table(rope):
     """No lookup that clamps: distant positions still differ, and padding yields numbers."""

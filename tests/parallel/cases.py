@@ -120,7 +120,9 @@ def recompilations():
     params = driver.place(specjax.Params(target=texts.params(2).target), config)
     batches = [inputs([0.0, 1.0, 0.0, 0.7])]
     for seed, length, temperature in ((4, [1, 8, 2, 3], 0.0), (5, [8] * 4, 1.5), (6, [3, 0, 0, 0], 0.3)):
-        sampling = specjax.sampling_params(ROWS, temperature=temperature, top_p=0.9, max_tokens=seed, stop_ids=(seed,))
+        sampling = specjax.sampling_params(
+            ROWS, temperature=temperature, top_p=0.9, max_tokens=seed, stop_token_ids=(seed,)
+        )
         batches.append((jax.random.key(seed), batches[0][1][::-1], jnp.array(length), sampling))
     run = partial(driver.generate, params, config=config, max_new_tokens=NEW)
     found = []

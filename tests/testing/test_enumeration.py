@@ -176,7 +176,7 @@ def test_a_rule_that_cannot_be_driven_is_refused():
 
 def test_a_law_that_cannot_be_sampled_is_refused():
     with pytest.raises(ValueError, match="finite maximum"):
-        processed_laws(context_free([1.0, 0.0]), every_text(2, 1), (0,), {"stop_ids": [0], "min_tokens": 1})
+        processed_laws(context_free([1.0, 0.0]), every_text(2, 1), (0,), {"stop_token_ids": [0], "min_tokens": 1})
 
 
 def test_greedy_needs_certain_laws():

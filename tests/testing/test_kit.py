@@ -123,7 +123,7 @@ def test_a_drafter_that_mixes_rows_up_is_rejected():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"batch_size": 4}, "batch_size of 6, 9, 12"), ({"sampling": {"stop_ids": [1]}}, "leave lengths alone")],
+    [({"batch_size": 4}, "batch_size of 6, 9, 12"), ({"sampling": {"stop_token_ids": [1]}}, "leave lengths alone")],
 )
 def test_what_cannot_be_checked_is_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -157,7 +157,7 @@ def plain_sampling(batch, temperature):
         frequency_penalty=zeros,
         min_tokens=ints,
         max_tokens=ints + 9,
-        stop_ids=ints[:, None] - 1,
+        stop_token_ids=ints[:, None] - 1,
     )
 
 

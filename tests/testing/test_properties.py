@@ -50,7 +50,7 @@ ROWS = st.fixed_dictionaries(
         "presence_penalty": column(st.sampled_from([-1.0, 0.0, 1.0])),
         "frequency_penalty": column(st.sampled_from([0.0, 0.7])),
         "max_tokens": column(st.integers(0, NEW)),
-        "stop_ids": column(st.lists(st.integers(0, V - 1), max_size=2)),
+        "stop_token_ids": column(st.lists(st.integers(0, V - 1), max_size=2)),
     }
 )
 
@@ -85,7 +85,7 @@ def test_any_batch(batch):
 
 
 def assert_sound(batch: Batch, found: specjax.Output) -> None:
-    asked, stops = np.asarray(batch.sampling.max_tokens), np.asarray(batch.sampling.stop_ids)
+    asked, stops = np.asarray(batch.sampling.max_tokens), np.asarray(batch.sampling.stop_token_ids)
     assert (found.length <= np.where(batch.length > 0, asked, 0)).all()
     assert ((found.tokens >= 0) & (found.tokens < V)).all()
     assert (found.tokens[np.arange(NEW) >= found.length[:, None]] == 0).all()
@@ -144,6 +144,7 @@ MODEL = TableModel(vocab_size=V)
     ("alarm", "drafter"),
     [
         (jax.debug_key_reuse, TableDrafter(num_tokens=3)),
+        (jax.debug_key_reuse, ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V)),
         (jax.debug_nans, ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V)),
     ],
 )
