@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Context, Draft
+from specjax.types import Context, Draft, LogProbs, Verdict
 
 
 def narrow(draft: Draft, width: int) -> Draft:
@@ -27,6 +27,13 @@ def with_pending(context: Context, draft: Draft, live: jax.Array) -> tuple[jax.A
     tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
     valid = (offsets <= draft.length[:, None]) & live[:, None]
     return tokens, jnp.where(valid, last + offsets, -1)
+
+
+def token_log_probs(logits: jax.Array, log_probs: jax.Array, verdict: Verdict) -> LogProbs:
+    """Raw and processed log-probabilities `[B, M + 1]` of the verdict's tokens."""
+    ids = jnp.clip(verdict.tokens, 0, log_probs.shape[-1] - 1)[..., None]
+    chosen, processed = (jnp.take_along_axis(scores, ids, axis=-1)[..., 0] for scores in (logits, log_probs))
+    return LogProbs(raw=chosen - jax.nn.logsumexp(logits, axis=-1), processed=processed)
 
 
 def write(buffer: jax.Array, start: jax.Array, values: jax.Array, count: jax.Array) -> jax.Array:
