@@ -25,6 +25,7 @@ from specjax.drafters.none import NoDrafter
 from specjax.loops import run_if
 from specjax.pace import Pace, init_pace, pays, update_pace
 from specjax.sampling import law
+from specjax.shares import by_rows
 from specjax.stats import count_step, init_stats
 from specjax.types import (
     Context,
@@ -34,7 +35,6 @@ from specjax.types import (
     FinishReason,
     LanguageModel,
     LogProbs,
-    ModelOutput,
     Output,
     Params,
     SamplingParams,
@@ -42,7 +42,7 @@ from specjax.types import (
     Verifier,
 )
 from specjax.verify import ExactMatch
-from specjax.window import narrow, widen, with_pending, write
+from specjax.window import check_draft, narrow, token_log_probs, widen, with_pending, write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,7 +281,7 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     def propose(carry: tuple[Any, Any]) -> tuple[Draft, Any]:
         keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
         draft, draft_state = drafter.draft(params, keys, carry[1], context, sampling, state.cache)
-        _check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
+        check_draft(draft, (*context.length.shape, drafter.num_tokens), config.target.vocab_size)
         return draft, draft_state
 
     shapes, _ = jax.eval_shape(propose, (None, state.draft_state))
@@ -291,18 +291,6 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
     length = jnp.where(pays(state.pace, promised, draft.evidence, sizes), length, 0)
     return dataclasses.replace(draft, length=length), draft_state
-
-
-def _check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
-    laws = None if draft.log_probs is None else draft.log_probs.shape
-    integers = all(jnp.issubdtype(ids.dtype, jnp.integer) for ids in (draft.tokens, draft.length))
-    shapes = draft.tokens.shape == shape and draft.length.shape == shape[:1] and laws in (None, (*shape, vocab_size))
-    if not (integers and shapes):
-        raise ValueError(
-            f"expected a draft with integer tokens {shape} and length {shape[:1]}, and log_probs "
-            f"{(*shape, vocab_size)} or None, got {draft.tokens.dtype}{draft.tokens.shape}, "
-            f"{draft.length.dtype}{draft.length.shape} and {laws}"
-        )
 
 
 def _verify(
@@ -320,13 +308,8 @@ def _verify(
     offsets = jnp.arange(width + 1)
     tokens, positions = with_pending(state.context, draft, live)
     seen, cache = config.target.apply(params.target, tokens, positions, state.cache)
-    chex.assert_shape(seen.logits, (*tokens.shape, config.target.vocab_size))
     text = dataclasses.replace(context, tokens=write(context.tokens, context.length, draft.tokens, draft.length))
-    log_probs, healthy = law(seen.logits, sampling, text, context.length[:, None] + offsets)
-    num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
-    draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
-    verdict = config.verifier(state.keys, context.length, draft, log_probs)
-    chex.assert_shape([verdict.tokens, verdict.num_accepted], [tokens.shape, tokens.shape[:1]])
+    verdict, num_healthy, logs = by_rows(partial(_judge, config), seen, state.keys, text, draft, sampling)
     num_decided = jnp.minimum(verdict.num_accepted + 1, num_healthy)
     num_emitted, stopped = _emission(state, verdict.tokens, jnp.where(live, num_decided, 0), sampling)
     kept = jnp.where(offsets < num_emitted[:, None], positions, -1)
@@ -337,18 +320,23 @@ def _verify(
         num_emitted=num_emitted,
         stopped=stopped,
         broken=num_decided <= verdict.num_accepted,
-        log_probs=_token_log_probs(seen, log_probs, verdict, config) if config.log_probs else None,
+        log_probs=jax.tree.map(partial(widen, num_tokens=config.drafter.num_tokens), logs),
     )
     return judged, dataclasses.replace(state, cache=cache, draft_state=draft_state)
 
 
-def _token_log_probs(seen: ModelOutput, log_probs: jax.Array, verdict: Verdict, config: DecodeConfig) -> LogProbs:
-    """Raw and processed log-probabilities `[B, M + 1]` of the verdict's tokens."""
-    ids = jnp.clip(verdict.tokens, 0, log_probs.shape[-1] - 1)[..., None]
-    chosen = jnp.take_along_axis(seen.logits, ids, axis=-1)[..., 0]
-    raw = chosen - jax.nn.logsumexp(seen.logits, axis=-1)
-    processed = jnp.take_along_axis(log_probs, ids, axis=-1)[..., 0]
-    return LogProbs(raw=widen(raw, config.drafter.num_tokens), processed=widen(processed, config.drafter.num_tokens))
+def _judge(
+    config: DecodeConfig, logits: jax.Array, keys: jax.Array, text: Context, draft: Draft, sampling: SamplingParams
+) -> tuple[Verdict, jax.Array, LogProbs | None]:
+    """The verdict on drafts, which `text` has behind its length; leading positions `[B]` that have a law; and logs."""
+    logits = logits[..., : config.target.vocab_size]
+    chex.assert_shape(logits, (len(keys), draft.tokens.shape[1] + 1, config.target.vocab_size))
+    log_probs, healthy = law(logits, sampling, text, text.length[:, None] + jnp.arange(logits.shape[1]))
+    num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
+    draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
+    verdict = config.verifier(keys, text.length, draft, log_probs)
+    chex.assert_shape([verdict.tokens, verdict.num_accepted], [logits.shape[:2], keys.shape])
+    return verdict, num_healthy, token_log_probs(logits, log_probs, verdict) if config.log_probs else None
 
 
 def _emission(

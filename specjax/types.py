@@ -37,9 +37,11 @@ class ModelOutput:
     """What one forward pass yields."""
 
     logits: jax.Array
-    """`[B, T, V]` float32."""
+    """`[B, T, V]` float32; with an `axis` this device's columns of them."""
     features: Any = None
     """Hidden states tapped by the model (`[B, T, E]` each) or None. See `Transformer.taps`."""
+    axis: str | None = struct.field(pytree_node=False, default=None)
+    """Mesh axis that the vocabulary is cut over; None: the logits are whole. See `shares`, which deals with both."""
 
 
 @struct.dataclass(kw_only=True)

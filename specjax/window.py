@@ -5,7 +5,29 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Context, Draft
+from specjax.types import Context, Draft, LogProbs, Verdict
+
+
+def check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
+    """Refuses what a drafter may not return, while tracing.
+
+    Args:
+      draft: what it returned.
+      shape: `(B, M)`.
+      vocab_size: the target's.
+
+    Raises:
+      ValueError: arrays of other shapes or kinds.
+    """
+    laws = None if draft.log_probs is None else draft.log_probs.shape
+    integers = all(jnp.issubdtype(ids.dtype, jnp.integer) for ids in (draft.tokens, draft.length))
+    shapes = draft.tokens.shape == shape and draft.length.shape == shape[:1] and laws in (None, (*shape, vocab_size))
+    if not (integers and shapes):
+        raise ValueError(
+            f"expected a draft with integer tokens {shape} and length {shape[:1]}, and log_probs "
+            f"{(*shape, vocab_size)} or None, got {draft.tokens.dtype}{draft.tokens.shape}, "
+            f"{draft.length.dtype}{draft.length.shape} and {laws}"
+        )
 
 
 def narrow(draft: Draft, width: int) -> Draft:
@@ -27,6 +49,13 @@ def with_pending(context: Context, draft: Draft, live: jax.Array) -> tuple[jax.A
     tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
     valid = (offsets <= draft.length[:, None]) & live[:, None]
     return tokens, jnp.where(valid, last + offsets, -1)
+
+
+def token_log_probs(logits: jax.Array, log_probs: jax.Array, verdict: Verdict) -> LogProbs:
+    """Raw and processed log-probabilities `[B, M + 1]` of the verdict's tokens."""
+    ids = jnp.clip(verdict.tokens, 0, log_probs.shape[-1] - 1)[..., None]
+    chosen, processed = (jnp.take_along_axis(scores, ids, axis=-1)[..., 0] for scores in (logits, log_probs))
+    return LogProbs(raw=chosen - jax.nn.logsumexp(logits, axis=-1), processed=processed)
 
 
 def write(buffer: jax.Array, start: jax.Array, values: jax.Array, count: jax.Array) -> jax.Array:

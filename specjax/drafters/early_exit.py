@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from specjax.drafters.chain import draft_chain
 from specjax.models.transformer import Transformer
+from specjax.shares import all_columns
 from specjax.types import Context, Draft, KVCache, ModelOutput, Params, SamplingParams
 
 
@@ -54,7 +55,8 @@ class EarlyExitDrafter:
             tokens = jnp.concatenate([pending, window[:, :-1]], axis=1)
             positions = jnp.where(offsets <= offset, context.length[:, None] - 1 + offsets, -1)
             hidden, _ = self.target.hidden_states(params.target, tokens, positions, cache, num_layers=self.exit_layer)
-            return self.target.unembed(params.target, hidden[-1][:, offset]), None
+            output = self.target.unembed(params.target, hidden[-1][:, offset, None])
+            return all_columns(output)[:, 0, : self.target.vocab_size], None
 
         return draft_chain(forward, keys, state, context, sampling)
 

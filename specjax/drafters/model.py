@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters.chain import draft_chain, match_vocab
+from specjax.shares import all_columns
 from specjax.types import Context, Draft, LanguageModel, ModelOutput, Params, SamplingParams
 
 
@@ -39,7 +40,8 @@ class ModelDrafter:
         def forward(state: Any, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[jax.Array, Any]:
             positions = (context.length - 1 + offset)[:, None]
             output, state = self.model.apply(params.draft, last[:, None], positions, state)
-            return match_vocab(output.logits, self.vocab_size)[:, 0], state
+            logits = all_columns(output)[..., : self.model.vocab_size]
+            return match_vocab(logits, self.vocab_size)[:, 0], state
 
         return draft_chain(forward, keys, state, context, sampling)
 

@@ -36,7 +36,7 @@ class Transformer:
     """Hidden states to return as `ModelOutput.features`: tap i is what enters layer i, tap `num_layers` leaves the
     last layer, before the final norm."""
     axis: str | None = None
-    """Mesh axis that the params are cut over; None: they are whole. The logits are whole on every device."""
+    """Mesh axis that the params are cut over; None: they are whole. Each device has its part of the logits then."""
 
     def __post_init__(self) -> None:
         wrong = [tap for tap in self.taps if not 0 <= tap <= self.config.num_layers]
@@ -67,7 +67,7 @@ class Transformer:
         """One forward pass over T tokens a row. See `LanguageModel.apply`."""
         hidden, entries = self.hidden_states(params, tokens, positions, cache)
         features = tuple(hidden[tap] for tap in self.taps) or None
-        output = ModelOutput(logits=self.unembed(params, hidden[-1]), features=features)
+        output = dataclasses.replace(self.unembed(params, hidden[-1]), features=features)
         return output, kv.append(cache, entries, positions, hidden[-1])
 
     def hidden_states(
@@ -100,12 +100,10 @@ class Transformer:
         found = table[jnp.where(mine, local, 0)].astype(jnp.float32)
         return lax.psum(jnp.where(mine[..., None], found, 0), self.axis)
 
-    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
-        """Final norm and head: `[..., E]` -> logits `[..., V]` float32, without what a cut vocabulary was padded by."""
+    def unembed(self, params: Any, hidden: jax.Array) -> ModelOutput:
+        """Final norm and head of `[B, T, E]`; each device computes the logits of its part of the vocabulary."""
         logits = linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
-        if self.axis is not None:
-            logits = lax.all_gather(logits, self.axis, axis=logits.ndim - 1, tiled=True)
-        return logits[..., : self.vocab_size]
+        return ModelOutput(logits=logits, axis=self.axis)
 
 
 def _run_layer(

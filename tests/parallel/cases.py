@@ -19,6 +19,7 @@ from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import MODEL, make_mesh
 from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import on_mesh, param_specs
+from specjax.shares import all_columns
 
 WIDTH = 8
 COLUMNS = WIDTH + NEW
@@ -94,7 +95,7 @@ def logits(kv_heads, model):
         for columns in (slice(0, 5), slice(5, 8)):
             positions = jnp.broadcast_to(jnp.arange(8)[columns], (2, columns.stop - columns.start))
             seen, cache = target.apply(params.target, tokens[:, columns], positions, cache)
-            found.append(seen.logits)
+            found.append(all_columns(seen)[..., : target.vocab_size])
         return jnp.concatenate(found, axis=1)
 
     if model:
