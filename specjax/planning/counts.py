@@ -1,0 +1,109 @@
+"""One step of the decoding loop, found in a compiled `decode_steps` or `prefill`, and what there is to say of it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.models.attention import prefixes
+from specjax.planning.hlo import Buffer, Instruction, Program, walk
+from specjax.planning.traffic import Branch, Count, Counter, Traffic, in_place
+
+_ATTENTION = "_run_layer"
+"""What the origin of attention's own conditional holds: the layer, in which there is no other."""
+_CARRIED = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one round of the decoding loop moves."""
+
+    whole: Traffic
+    """Draft, verify and commit, with the widest window."""
+    verify: Traffic
+    """The target's call, the law, the verdict, and what the drafter learns from them."""
+
+
+def attention_branch(capacity: int, context: int) -> Branch:
+    """Which branch attention takes over buffers of `capacity` slots, `context` of them taken in the longest row."""
+    sizes = prefixes(capacity)
+    taken = min(int(np.searchsorted(sizes, context)), len(sizes) - 1)
+
+    def branch(one: Instruction) -> int | None:
+        return taken if _ATTENTION in one.op_name and len(one.called) == len(sizes) else None
+
+    return branch
+
+
+def main_loop(program: Program) -> Instruction:
+    """The loop that all others are in.
+
+    Raises:
+      ValueError: a program without loops.
+    """
+    counter = Counter(program=program, branch=lambda one: None)
+    loops = _outermost(program, program.entry)
+    if not loops:
+        raise ValueError("expected a program with a loop, got none")
+    return max(loops, key=lambda one: sum(counter.computation(name).num_bytes for name in one.called))
+
+
+def count_step(program: Program, num_windows: int, branch: Branch, count: Count) -> Step:
+    """One round of `decode_steps` that takes the widest of its windows.
+
+    Each window is a loop of one round at most, in ascending order and after everything else that loops (see
+    `decode.verify_step`): the other ones do not run.
+
+    Raises:
+      ValueError: a loop that does not look so.
+    """
+    counter, loop = Counter(program=program, branch=branch, count=count), main_loop(program)
+    inner = [one for one in _outermost(program, loop.called[-1]) if one.trip_count is None]
+    if len(inner) < num_windows:
+        raise ValueError(f"expected a loop for each of {num_windows} windows in the decoding loop, got {len(inner)}")
+    *skipped, widest = inner[-num_windows:]
+    left_out = {one.name for one in skipped}
+    others = Traffic()
+    for name, one in walk(program, loop.called[-1]):
+        if one.name in left_out:
+            others = others + counter.instruction(program.computations[name], one)
+    verify = sum(map(counter.computation, widest.called), Traffic())
+    return Step(whole=count_loop(program, branch, count) + others * -1, verify=verify)
+
+
+def count_loop(program: Program, branch: Branch, count: Count) -> Traffic:
+    """One round of the main loop."""
+    counter = Counter(program=program, branch=branch, count=count)
+    return sum(map(counter.computation, main_loop(program).called), Traffic())
+
+
+def made_like(program: Program, cache: Any) -> list[str]:
+    """Instructions inside the loop that make a buffer as large as one of a cache's in HBM, other than in place."""
+    shapes = {_shape(leaf.shape) for leaf in jax.tree.leaves(cache) if len(leaf.shape) > 2}
+
+    def large(buffer: Buffer) -> bool:
+        return not buffer.space and _shape(buffer.dims) in shapes
+
+    found = []
+    for _, one in walk(program, main_loop(program).called[-1]):
+        made = one.buffers[:1] if one.opcode.endswith("-start") else one.buffers
+        idle = one.opcode in _CARRIED or one.opcode.endswith("-done") or in_place(program, one)
+        if not idle and any(map(large, made)):
+            found.append(f"{one.opcode} {one.name}")
+    return found
+
+
+def _outermost(program: Program, name: str) -> list[Instruction]:
+    """The loops of a computation and of what it calls, not those inside loops."""
+    loops = []
+    for one in program.computations[name].instructions.values():
+        if one.opcode == "while":
+            loops.append(one)
+        if one.opcode == "call":
+            loops += [loop for called in one.called for loop in _outermost(program, called)]
+    return loops
+
+
+def _shape(dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in dims if size != 1)

@@ -1,0 +1,208 @@
+"""What running a compiled program moves: bytes of HBM, and collectives.
+
+Of each instruction that runs, what it reads and what it writes, as the buffers lie in memory; of a slice, a gather or
+an update in place only the part that it touches; nothing of what the compiler keeps on the chip. A loop counts as often
+as its known number of rounds, otherwise once. A conditional counts as one of its branches, chosen by the caller, or
+else by `Count.DEAREST` or `Count.CHEAPEST`.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+from specjax.planning.hlo import Buffer, Computation, Instruction, Program
+
+Branch = Callable[[Instruction], int | None]
+"""Which branch of a conditional runs; None: it is not known."""
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+_FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "add-dependency",
+    "domain",
+}
+_PARTS = {"slice", "dynamic-slice", "gather"}
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Instructions that write into their first operand, and which operand holds what they write."""
+_VIEWS = {"bitcast", "reshape", "copy"}
+_HOST = ("infeed", "outfeed", "send", "recv")
+_HOST_SPACE = 5
+
+
+class Count(enum.Enum):
+    """Which branch of a conditional counts."""
+
+    CHEAPEST = enum.auto()
+    DEAREST = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Sums over what runs, on one device."""
+
+    num_bytes: float = 0
+    collectives: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """By kind: how many, and the bytes of their results."""
+    host_transfers: float = 0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        kinds = {*self.collectives, *other.collectives}
+        both = {kind: zip(*(one.collectives.get(kind, (0, 0)) for one in (self, other)), strict=True) for kind in kinds}
+        return Traffic(
+            num_bytes=self.num_bytes + other.num_bytes,
+            collectives={kind: tuple(map(sum, pairs)) for kind, pairs in both.items()},
+            host_transfers=self.host_transfers + other.host_transfers,
+        )
+
+    def __mul__(self, times: float) -> "Traffic":
+        return Traffic(
+            num_bytes=self.num_bytes * times,
+            collectives={kind: (count * times, size * times) for kind, (count, size) in self.collectives.items()},
+            host_transfers=self.host_transfers * times,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counter:
+    """Counts one program."""
+
+    program: Program
+    branch: Branch
+    count: Count = Count.CHEAPEST
+
+    def computation(self, name: str) -> Traffic:
+        """What one run of a computation moves."""
+        body = self.program.computations[name]
+        return sum((self.instruction(body, one) for one in body.instructions.values()), Traffic())
+
+    def instruction(self, body: Computation, one: Instruction) -> Traffic:
+        """What one instruction of a computation moves, with all that it calls."""
+        if one.opcode == "while":
+            rounds = sum(map(self.computation, one.called), Traffic())
+            return rounds * (1 if one.trip_count is None else one.trip_count)
+        if one.opcode == "conditional":
+            return self._conditional(one)
+        if one.opcode == "call":
+            return sum(map(self.computation, one.called), Traffic())
+        moved = Traffic(num_bytes=self._moved(body, one), host_transfers=is_host_transfer(one))
+        kind = one.opcode.removesuffix("-start")
+        if kind not in COLLECTIVES:
+            return moved
+        made = one.buffers[-1:] if one.opcode.endswith("-start") else one.buffers
+        return moved + Traffic(collectives={kind: (1, sum(made_one.num_bytes for made_one in made))})
+
+    def _conditional(self, one: Instruction) -> Traffic:
+        branch = self.branch(one)
+        if branch is not None:
+            return self.computation(one.called[branch])
+        pick = min if self.count is Count.CHEAPEST else max
+        return pick((self.computation(name) for name in one.called), key=lambda traffic: traffic.num_bytes)
+
+    def _moved(self, body: Computation, one: Instruction) -> float:
+        if one.opcode in _FREE or one.opcode.endswith("-done"):
+            return 0
+        if one.opcode in ("fusion", "async-start") and one.called:
+            return self._fused(body, one)
+        made = one.buffers[:1] if one.opcode.endswith("-start") else one.buffers
+        if one.opcode in _PARTS:
+            return sum(map(_in_hbm, made)) + sum(map(_in_hbm, _cut_from(body, one)))
+        if one.opcode in _UPDATES:
+            return 2 * sum(buffer.num_bytes for buffer in _written(body, one))
+        taken = [buffer for name in dict.fromkeys(one.operands) for buffer in _made(body, name)]
+        return sum(map(_in_hbm, taken)) + sum(map(_in_hbm, made))
+
+    def _fused(self, body: Computation, one: Instruction) -> float:
+        """A fusion reads of each operand what its instructions touch, and writes its results."""
+        inside = self.program.computations[one.called[0]]
+        read = sum(
+            self._touched(inside, parameter.name)
+            for parameter, name in zip(inside.parameters, one.operands, strict=True)
+            if any(map(_in_hbm, _made(body, name)))
+        )
+        made = one.buffers if one.opcode == "fusion" else one.buffers[-1:]
+        roots = _roots(inside, inside.root)
+        if len(roots) != len(made):
+            return read + sum(map(_in_hbm, made))
+        return read + sum(self._result(inside, root, buffer) for root, buffer in zip(roots, made, strict=True))
+
+    def _touched(self, inside: Computation, name: str) -> float:
+        """Bytes of a fusion's parameter that are read."""
+        whole = sum(buffer.num_bytes for buffer in inside.instructions[name].buffers)
+        total = 0.0
+        for user in inside.users(name):
+            if user.opcode in _PARTS and user.operands[0] == name:
+                total += sum(buffer.num_bytes for buffer in user.buffers)
+            elif user.opcode in _UPDATES and user.operands[0] == name:
+                continue
+            elif user.opcode in _VIEWS:
+                total += self._touched(inside, user.name)
+            elif user.opcode == "fusion":
+                nested = self.program.computations[user.called[0]]
+                places = [place for place, operand in enumerate(user.operands) if operand == name]
+                total += sum(self._touched(nested, nested.parameters[place].name) for place in places)
+            else:
+                return whole
+        return min(total, whole)
+
+    def _result(self, inside: Computation, name: str, made: Buffer) -> float:
+        """Bytes that a fusion writes as one of its results: an update in place writes what it changes."""
+        root = _seen_through(inside, inside.instructions[name])
+        if root.opcode == "fusion":
+            nested = self.program.computations[root.called[0]]
+            return self._result(nested, nested.root, made)
+        if root.opcode in _UPDATES:
+            return sum(buffer.num_bytes for buffer in _written(inside, root)) if not made.space else 0
+        return _in_hbm(made)
+
+
+def in_place(program: Program, one: Instruction) -> bool:
+    """Whether an instruction, or every result of a fusion, changes part of a buffer that it was given."""
+    if one.opcode != "fusion":
+        return one.opcode in _UPDATES
+    inside = program.computations[one.called[0]]
+    roots = [inside.instructions[name] for name in _roots(inside, inside.root)]
+    return all(in_place(program, _seen_through(inside, root)) for root in roots)
+
+
+def is_host_transfer(one: Instruction) -> bool:
+    """Whether an instruction speaks to the host, or to its memory."""
+    if one.opcode in _HOST or (one.opcode == "custom-call" and "callback" in one.text):
+        return True
+    return any(buffer.space == _HOST_SPACE for buffer in one.buffers) and one.opcode.startswith("copy")
+
+
+def _seen_through(inside: Computation, one: Instruction) -> Instruction:
+    """The instruction behind mere views of its result."""
+    return _seen_through(inside, inside.instructions[one.operands[0]]) if one.opcode in _VIEWS else one
+
+
+def _in_hbm(buffer: Buffer) -> int:
+    return 0 if buffer.space else buffer.num_bytes
+
+
+def _made(body: Computation, name: str) -> tuple[Buffer, ...]:
+    return body.instructions[name].buffers if name in body.instructions else ()
+
+
+def _cut_from(body: Computation, one: Instruction) -> list[Buffer]:
+    """The part of its first operand that a slice reads: as large as what it makes, where the operand lies."""
+    source = _made(body, one.operands[0])
+    return [dataclasses.replace(buffer, space=source[0].space) for buffer in one.buffers] if source else []
+
+
+def _written(body: Computation, one: Instruction) -> tuple[Buffer, ...]:
+    place = _UPDATES[one.opcode] if one.opcode != "scatter" else len(one.operands) - 1
+    return _made(body, one.operands[place])
+
+
+def _roots(inside: Computation, name: str) -> list[str]:
+    root = inside.instructions[name]
+    return [leaf for part in root.operands for leaf in _roots(inside, part)] if root.opcode == "tuple" else [name]
