@@ -15,7 +15,7 @@ from specjax.drafters.model import ModelDrafter
 from specjax.models.params import is_shape, param_shapes
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import DATA
-from specjax.parallel.pmapped import program
+from specjax.parallel.pmapped import PMap, program
 from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import ROWS, WHOLE, param_cuts, param_specs, state_specs
 from specjax.sampling import sampling_params
@@ -82,7 +82,7 @@ def _shard_map(workload: Workload, mesh: Mesh) -> Lowered:
 
 def _pmap(workload: Workload, mesh: Mesh) -> Lowered:
     """The program of one group of the data axis: the others have the same."""
-    config, devices = workload.config, tuple(mesh.devices[0])
+    config, devices = workload.config, tuple(PMap(mesh).mesh.devices[0])
     group = Mesh(mesh.devices[:1], mesh.axis_names)
     stack = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct((len(devices), *leaf.shape), leaf.dtype))
     params = _local(_params(workload, group))
