@@ -8,10 +8,10 @@ import numpy as np
 
 from specjax.models.attention import prefixes
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
-from specjax.planning.traffic import Branch, Count, Counter, Traffic, in_place
+from specjax.planning.traffic import Branch, Count, Counter, Traffic, in_place, made
 
-_ATTENTION = "_run_layer"
-"""What the origin of attention's own conditional holds: the layer, in which there is no other."""
+_LAYER = "_run_layer"
+"""What the origin of every instruction of a layer holds; attention's is the one conditional in it."""
 _CARRIED = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier")
 
 
@@ -25,13 +25,15 @@ class Step:
     """The target's call, the law, the verdict, and what the drafter learns from them."""
 
 
-def attention_branch(capacity: int, context: int) -> Branch:
+def attention_branch(program: Program, capacity: int, context: int) -> Branch:
     """Which branch attention takes over buffers of `capacity` slots, `context` of them taken in the longest row."""
     sizes = prefixes(capacity)
     taken = min(int(np.searchsorted(sizes, context)), len(sizes) - 1)
 
     def branch(one: Instruction) -> int | None:
-        return taken if _ATTENTION in one.op_name and len(one.called) == len(sizes) else None
+        inside = (program.computations[name].instructions.values() for name in one.called)
+        ours = len(one.called) == len(sizes) and all(any(_LAYER in part.op_name for part in body) for body in inside)
+        return taken if ours else None
 
     return branch
 
@@ -59,7 +61,7 @@ def count_step(program: Program, num_windows: int, branch: Branch, count: Count)
       ValueError: a loop that does not look so.
     """
     counter, loop = Counter(program=program, branch=branch, count=count), main_loop(program)
-    inner = [one for one in _outermost(program, loop.called[-1]) if one.trip_count is None]
+    inner = [one for one in _outermost(program, loop.called[-1]) if one.op_name == f"{loop.op_name}/body/while"]
     if len(inner) < num_windows:
         raise ValueError(f"expected a loop for each of {num_windows} windows in the decoding loop, got {len(inner)}")
     *skipped, widest = inner[-num_windows:]
@@ -87,9 +89,8 @@ def made_like(program: Program, cache: Any) -> list[str]:
 
     found = []
     for _, one in walk(program, main_loop(program).called[-1]):
-        made = one.buffers[:1] if one.opcode.endswith("-start") else one.buffers
         idle = one.opcode in _CARRIED or one.opcode.endswith("-done") or in_place(program, one)
-        if not idle and any(map(large, made)):
+        if not idle and any(map(large, made(one))):
             found.append(f"{one.opcode} {one.name}")
     return found
 

@@ -2,39 +2,41 @@
 
 from typing import Any
 
-from specjax.planning.counts import count_loop, count_step, made_like
+from specjax.planning.counts import attention_branch, count_loop, count_step, made_like
 from specjax.planning.hlo import Program, parse_program
 from specjax.planning.memory import Refusal, compile_or_refuse, memory_use
-from specjax.planning.traffic import Branch, Count, Traffic
+from specjax.planning.programs import Lowered
+from specjax.planning.traffic import Count, Traffic
 
 
-def compile_steps(lowered: Any, state: Any, num_windows: int, branch: Branch) -> dict[str, Any]:
-    """Figures of a `decode_steps`.
+def compile_steps(lowered: Lowered, num_windows: int, context: int) -> dict[str, Any]:
+    """Figures of `decode_steps`.
 
     Args:
-      lowered: the program.
-      state: its `DecodeState`, as shapes on one device.
-      num_windows: the windows it has.
-      branch: which branch of a conditional runs, if that is known.
+      lowered: its programs.
+      num_windows: how many windows the decoder has.
+      context: tokens in the longest row's cache.
     """
-    compiled = compile_or_refuse(lowered)
+    compiled = compile_or_refuse(lowered.steps)
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
+    branch = attention_branch(program, lowered.capacity, context)
     cheapest, dearest = (count_step(program, num_windows, branch, count) for count in Count)
     return _common(compiled, program) | {
         "step": _step(cheapest.whole, dearest.whole),
         "verify": _step(cheapest.verify, dearest.verify),
-        "cache_copies": made_like(program, (state.cache, state.draft_state)),
+        "cache_copies": made_like(program, (lowered.state.cache, lowered.state.draft_state)),
     }
 
 
-def compile_prefill(lowered: Any, branch: Branch) -> dict[str, Any]:
-    """Figures of a `prefill`; `step` is its last chunk."""
-    compiled = compile_or_refuse(lowered)
+def compile_prefill(lowered: Lowered, context: int) -> dict[str, Any]:
+    """Figures of `prefill`; `step` is one chunk, with `context` tokens before it."""
+    compiled = compile_or_refuse(lowered.prefill)
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
+    branch = attention_branch(program, lowered.capacity, context)
     return _common(compiled, program) | {"step": _step(*(count_loop(program, branch, count) for count in Count))}
 
 

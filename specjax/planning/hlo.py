@@ -12,6 +12,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _LISTED = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}")
 
@@ -41,6 +42,8 @@ class Instruction:
     """Computations it runs: a loop's condition and body, the branches of a conditional, what a fusion holds."""
     trip_count: int | None
     """Of a loop whose rounds the compiler knows."""
+    chain: str | None
+    """What the parts of a collective have in common that the compiler spread over several fusions."""
     op_name: str
     """Where in the traced program it comes from."""
     text: str
@@ -127,7 +130,7 @@ def _instruction(name: str, line: str) -> Instruction:
     listed = _LISTED.search(attributes)
     called = [found[1] for found in sorted(_CALLED.findall(attributes), key=lambda found: found[0] == "body")]
     called += [one.strip(" %") for one in listed[1].split(",")] if listed else []
-    trips, op_name = _TRIPS.search(attributes), _OP_NAME.search(attributes)
+    trips, chain, op_name = (one.search(attributes) for one in (_TRIPS, _CHAIN, _OP_NAME))
     return Instruction(
         name=name,
         opcode=opcode,
@@ -135,6 +138,7 @@ def _instruction(name: str, line: str) -> Instruction:
         operands=tuple(re.findall(r"%([\w.-]+)", inside)),
         called=tuple(called),
         trip_count=int(trips[1]) if trips else None,
+        chain=chain[1] if chain else None,
         op_name=op_name[1] if op_name else "",
         text=rest,
     )

@@ -23,9 +23,11 @@ def parse_request(
       ValueError: unknown options, or values that do not go together.
     """
     try:
-        own = _parser(description).parse_args(arguments)
+        own, unknown = _parser(description).parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
+    if unknown:
+        raise ValueError(f"expected options that --help names, got {' '.join(unknown)}")
     sizes = _sizes(own.mesh)
     request = Request(
         target_name=own.target,

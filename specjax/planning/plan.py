@@ -15,13 +15,11 @@ from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import DATA, MODEL, make_mesh
 from specjax.parallel.specs import on_mesh
-from specjax.planning.counts import attention_branch
 from specjax.planning.figures import compile_prefill, compile_steps
 from specjax.planning.gain import WINDOWS, model_batch
 from specjax.planning.hardware import check_topology, describe
 from specjax.planning.programs import Lowered, Workload, lower
 from specjax.planning.roofline import Model, Pair
-from specjax.planning.traffic import Branch
 from specjax.verify import Rejection
 
 MODELLED = (
@@ -123,11 +121,9 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
     plain = lower(dataclasses.replace(work, config=without_speculation(config)), mesh, request.parallel)
     window = request.num_speculative_tokens
     compile_of = {
-        "prefill": lambda: compile_prefill(speculative.prefill, _branch(speculative, request.context)),
-        "plain": lambda: compile_steps(plain.steps, plain.state, 1, _branch(plain, request.context)),
-        "speculative": lambda: compile_steps(
-            speculative.steps, speculative.state, 2, _branch(speculative, request.context)
-        ),
+        "prefill": lambda: compile_prefill(speculative, request.context),
+        "plain": lambda: compile_steps(plain, 1, request.context),
+        "speculative": lambda: compile_steps(speculative, 2, request.context),
     }
     programs = {}
     for name, run in compile_of.items():
@@ -143,10 +139,6 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
         "estimated_bytes": _estimate(pair, speculative, rows, window),
         "modelled": model_batch(pair, programs, chip, rows, window),
     }
-
-
-def _branch(lowered: Lowered, context: int) -> Branch:
-    return attention_branch(lowered.state.cache.keys[0].shape[-2], context)
 
 
 def _pair(request: Request, lowered: Lowered) -> Pair:
@@ -173,8 +165,7 @@ def _least(pair: Pair, rows: int, window: int) -> dict[str, Any]:
 
 def _estimate(pair: Pair, lowered: Lowered, rows: int, window: int) -> int:
     """Bytes of HBM without asking the compiler: weights, caches and thrice the logits of a step."""
-    slots = lowered.state.cache.keys[0].shape[-2]
-    held = sum(model.num_bytes() + model.cache_bytes(rows, slots) for model in (pair.target, pair.draft))
+    held = sum(model.num_bytes() + model.cache_bytes(rows, lowered.capacity) for model in (pair.target, pair.draft))
     return held + 3 * 4 * rows * (window + 1) * pair.target.config.vocab_size
 
 

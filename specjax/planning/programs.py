@@ -15,7 +15,7 @@ from specjax.drafters.model import ModelDrafter
 from specjax.models.params import is_shape, param_shapes
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import DATA
-from specjax.parallel.pmapped import PMap, program
+from specjax.parallel.pmapped import program
 from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import ROWS, WHOLE, param_cuts, param_specs, state_specs
 from specjax.sampling import sampling_params
@@ -50,6 +50,11 @@ class Lowered:
     state: Any
     """`DecodeState` of one device."""
 
+    @property
+    def capacity(self) -> int:
+        """Slots of the caches."""
+        return self.state.cache.keys[0].shape[2]
+
 
 def lower(workload: Workload, mesh: Mesh, parallel: str) -> Lowered:
     """The programs of a driver, one of `MAPS`.
@@ -82,7 +87,7 @@ def _shard_map(workload: Workload, mesh: Mesh) -> Lowered:
 
 def _pmap(workload: Workload, mesh: Mesh) -> Lowered:
     """The program of one group of the data axis: the others have the same."""
-    config, devices = workload.config, tuple(PMap(mesh).mesh.devices[0])
+    config, devices = workload.config, tuple(mesh.devices[0])
     group = Mesh(mesh.devices[:1], mesh.axis_names)
     stack = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct((len(devices), *leaf.shape), leaf.dtype))
     params = _local(_params(workload, group))
@@ -119,13 +124,10 @@ def _weights(model: Any, dtype: Any, mesh: Mesh) -> Any:
 
 def _inputs(batch: int, width: int) -> Any:
     """Keys, prompts, lengths and sampling parameters, as shapes."""
-
-    def make() -> Any:
-        keys = jax.vmap(jax.random.key)(jnp.arange(batch))
-        sampling = sampling_params(batch, max_tokens=1, stop_ids=[0])
-        return keys, jnp.zeros((batch, width), jnp.int32), jnp.zeros(batch, jnp.int32), sampling
-
-    return jax.eval_shape(make)
+    keys = jax.eval_shape(lambda: jax.vmap(jax.random.key)(jnp.arange(batch)))
+    prompt, length = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, width), (batch,)))
+    sampling = sampling_params(batch, max_tokens=1, stop_ids=[0])
+    return keys, prompt, length, jax.eval_shape(lambda: sampling)
 
 
 def _on(mesh: Mesh, specs: Any, tree: Any) -> Any:

@@ -8,7 +8,7 @@ else by `Count.DEAREST` or `Count.CHEAPEST`.
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from specjax.planning.hlo import Buffer, Computation, Instruction, Program
 
@@ -81,23 +81,36 @@ class Counter:
     def computation(self, name: str) -> Traffic:
         """What one run of a computation moves."""
         body = self.program.computations[name]
-        return sum((self.instruction(body, one) for one in body.instructions.values()), Traffic())
+        moved = sum((self.instruction(body, one) for one in body.instructions.values()), Traffic())
+        return moved + Traffic(collectives=self._exchanged(body))
 
     def instruction(self, body: Computation, one: Instruction) -> Traffic:
-        """What one instruction of a computation moves, with all that it calls."""
+        """What one instruction of a computation moves, with all that it calls; collectives not among them."""
         if one.opcode == "while":
             rounds = sum(map(self.computation, one.called), Traffic())
             return rounds * (1 if one.trip_count is None else one.trip_count)
         if one.opcode == "conditional":
             return self._conditional(one)
-        if one.opcode == "call":
+        if one.opcode in ("call", "async-start"):
             return sum(map(self.computation, one.called), Traffic())
-        moved = Traffic(num_bytes=self._moved(body, one), host_transfers=is_host_transfer(one))
-        kind = one.opcode.removesuffix("-start")
-        if kind not in COLLECTIVES:
-            return moved
-        made = one.buffers[-1:] if one.opcode.endswith("-start") else one.buffers
-        return moved + Traffic(collectives={kind: (1, sum(made_one.num_bytes for made_one in made))})
+        return Traffic(num_bytes=self._moved(body, one), host_transfers=is_host_transfer(one))
+
+    def _exchanged(self, body: Computation) -> dict[str, tuple[float, float]]:
+        """The collectives of a computation, also inside its fusions."""
+        found = {one.chain or one.name: one for one in self._collectives(body)}
+        sums: dict[str, tuple[float, float]] = {}
+        for one in found.values():
+            kind = _kind(one)
+            count, size = sums.get(kind, (0, 0))
+            sums[kind] = count + 1, size + sum(buffer.num_bytes for buffer in made(one))
+        return sums
+
+    def _collectives(self, body: Computation) -> Iterator[Instruction]:
+        for one in body.instructions.values():
+            if _kind(one) in COLLECTIVES:
+                yield one
+            if one.opcode == "fusion":
+                yield from self._collectives(self.program.computations[one.called[0]])
 
     def _conditional(self, one: Instruction) -> Traffic:
         branch = self.branch(one)
@@ -109,15 +122,14 @@ class Counter:
     def _moved(self, body: Computation, one: Instruction) -> float:
         if one.opcode in _FREE or one.opcode.endswith("-done"):
             return 0
-        if one.opcode in ("fusion", "async-start") and one.called:
+        if one.opcode == "fusion":
             return self._fused(body, one)
-        made = one.buffers[:1] if one.opcode.endswith("-start") else one.buffers
-        if one.opcode in _PARTS:
-            return sum(map(_in_hbm, made)) + sum(map(_in_hbm, _cut_from(body, one)))
+        if one.opcode.removesuffix("-start") in _PARTS:
+            return sum(map(_in_hbm, made(one))) + sum(map(_in_hbm, _cut_from(body, one)))
         if one.opcode in _UPDATES:
             return 2 * sum(buffer.num_bytes for buffer in _written(body, one))
-        taken = [buffer for name in dict.fromkeys(one.operands) for buffer in _made(body, name)]
-        return sum(map(_in_hbm, taken)) + sum(map(_in_hbm, made))
+        taken = [buffer for name in dict.fromkeys(one.operands) for buffer in _operand(body, name)]
+        return sum(map(_in_hbm, taken)) + sum(map(_in_hbm, made(one)))
 
     def _fused(self, body: Computation, one: Instruction) -> float:
         """A fusion reads of each operand what its instructions touch, and writes its results."""
@@ -125,13 +137,12 @@ class Counter:
         read = sum(
             self._touched(inside, parameter.name)
             for parameter, name in zip(inside.parameters, one.operands, strict=True)
-            if any(map(_in_hbm, _made(body, name)))
+            if any(map(_in_hbm, _operand(body, name)))
         )
-        made = one.buffers if one.opcode == "fusion" else one.buffers[-1:]
         roots = _roots(inside, inside.root)
-        if len(roots) != len(made):
-            return read + sum(map(_in_hbm, made))
-        return read + sum(self._result(inside, root, buffer) for root, buffer in zip(roots, made, strict=True))
+        if len(roots) != len(one.buffers):
+            return read + sum(map(_in_hbm, one.buffers))
+        return read + sum(self._result(inside, root, buffer) for root, buffer in zip(roots, one.buffers, strict=True))
 
     def _touched(self, inside: Computation, name: str) -> float:
         """Bytes of a fusion's parameter that are read."""
@@ -163,6 +174,14 @@ class Counter:
         return _in_hbm(made)
 
 
+def made(one: Instruction) -> tuple[Buffer, ...]:
+    """What an instruction makes, without what the start of an asynchronous one hands on beside that."""
+    if not one.opcode.endswith("-start") or len(one.buffers) == 1:
+        return one.buffers
+    place = 0 if one.opcode == "copy-start" else len(one.operands)
+    return one.buffers if one.opcode == "all-reduce-start" else one.buffers[place : place + 1]
+
+
 def in_place(program: Program, one: Instruction) -> bool:
     """Whether an instruction, or every result of a fusion, changes part of a buffer that it was given."""
     if one.opcode != "fusion":
@@ -170,6 +189,10 @@ def in_place(program: Program, one: Instruction) -> bool:
     inside = program.computations[one.called[0]]
     roots = [inside.instructions[name] for name in _roots(inside, inside.root)]
     return all(in_place(program, _seen_through(inside, root)) for root in roots)
+
+
+def _kind(one: Instruction) -> str:
+    return one.opcode.removesuffix("-start")
 
 
 def is_host_transfer(one: Instruction) -> bool:
@@ -188,19 +211,19 @@ def _in_hbm(buffer: Buffer) -> int:
     return 0 if buffer.space else buffer.num_bytes
 
 
-def _made(body: Computation, name: str) -> tuple[Buffer, ...]:
+def _operand(body: Computation, name: str) -> tuple[Buffer, ...]:
     return body.instructions[name].buffers if name in body.instructions else ()
 
 
 def _cut_from(body: Computation, one: Instruction) -> list[Buffer]:
     """The part of its first operand that a slice reads: as large as what it makes, where the operand lies."""
-    source = _made(body, one.operands[0])
-    return [dataclasses.replace(buffer, space=source[0].space) for buffer in one.buffers] if source else []
+    source = _operand(body, one.operands[0])
+    return [dataclasses.replace(buffer, space=source[0].space) for buffer in made(one)] if source else []
 
 
 def _written(body: Computation, one: Instruction) -> tuple[Buffer, ...]:
     place = _UPDATES[one.opcode] if one.opcode != "scatter" else len(one.operands) - 1
-    return _made(body, one.operands[place])
+    return _operand(body, one.operands[place])
 
 
 def _roots(inside: Computation, name: str) -> list[str]:

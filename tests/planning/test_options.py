@@ -55,7 +55,7 @@ def test_the_decoder(shard):
         (["--topology", "v9:2x4"], "expected a topology like v5e:2x4"),
         (["--target", "gpt"], "expected a path to a config.json or one of"),
         (["--parallel", "jit"], "invalid choice"),
-        (["--batches", "1"], "unrecognized arguments"),
+        (["--batches", "1"], "expected options that --help names, got --batches 1"),
     ],
 )
 def test_what_is_refused(arguments, message):

@@ -79,7 +79,9 @@ def moved(line, count=Count.CHEAPEST, branch=None):
         ("f32[100,10] fusion(%x, %y, %i), kind=kLoop, calls=%write", 40 + 4 + 40),
         ("(f32[10], f32[100,10]) fusion(%x, %i), kind=kLoop, calls=%outer", 4000 + 4 + 40 + 4000),
         ("(f32[100,10]{1,0:S(1)}, f32[100,10], u32[]) copy-start(%x)", 4000),
+        ("(f32[100,10], f32[100,10]{1,0:S(1)}, u32[]) copy-start(%on_chip)", 4000),
         ("f32[100,10] copy-done(%x)", 0),
+        ("((f32[100,10]), f32[2,10]{1,0:S(1)}, s32[]) slice-start(%x), slice={[0:2], [0:10]}", 80),
     ],
 )
 def test_bytes_of_an_instruction(line, num_bytes):
@@ -96,6 +98,15 @@ def test_loops_count_their_known_rounds():
     assert rounds == Traffic(num_bytes=3 * LARGE, collectives={"all-reduce": (3, 60)})
 
 
+def test_a_collective_spread_over_fusions_counts_once():
+    """The compiler runs other work while it waits: each of those fusions repeats the collective, under one chain."""
+    plain = "all-reduce(%wide)"
+    parts = FUSIONS.replace(plain, f'{plain}, frontend_attributes={{chain_id="3"}}')
+    last = "  %first = f32[5] fusion(%z), calls=%large\n  ROOT %last = f32[5] fusion(%z), calls=%large\n}\n"
+    program = parse_program(f"HloModule test\n{parts}{last}")
+    assert Counter(program=program, branch=lambda one: None).computation("main").collectives == {"all-reduce": (1, 20)}
+
+
 def test_conditionals_count_one_branch():
     choice = "f32[5] conditional(%i, %z, %z), branch_computations={%large, %small}"
     assert moved(choice).num_bytes == SMALL
@@ -108,6 +119,8 @@ def test_collectives_by_kind():
     assert moved("f32[5] all-gather(%z), dimensions={0}").collectives == {"all-gather": (1, 20)}
     assert moved("(f32[5], f32[40]) all-gather-start(%z), dimensions={0}").collectives == {"all-gather": (1, 160)}
     assert moved("f32[40] all-gather-done(%z)").collectives == {}
+    spread = "f32[5] fusion(%z), kind=kCustom, calls=%large"
+    assert moved(spread).collectives == {"all-reduce": (1, 20)}
     one, two = Traffic(collectives={"all-gather": (1, 4)}), Traffic(collectives={"all-reduce": (2, 8)})
     assert (one + two + one).collectives == {"all-gather": (2, 8), "all-reduce": (2, 8)}
 
