@@ -140,6 +140,8 @@ class Counter:
             if any(map(_in_hbm, _operand(body, name)))
         )
         roots = _roots(inside, inside.root)
+        if _in_flight(inside.instructions[inside.root]) and len(one.buffers) > 1:
+            return read
         if len(roots) != len(one.buffers):
             return read + sum(map(_in_hbm, one.buffers))
         return read + sum(self._result(inside, root, buffer) for root, buffer in zip(roots, one.buffers, strict=True))
@@ -152,6 +154,8 @@ class Counter:
             if user.opcode in _PARTS and user.operands[0] == name:
                 total += sum(buffer.num_bytes for buffer in user.buffers)
             elif user.opcode in _UPDATES and user.operands[0] == name:
+                continue
+            elif _in_flight(user) or user.opcode == "tuple":
                 continue
             elif user.opcode in _VIEWS:
                 total += self._touched(inside, user.name)
@@ -166,6 +170,8 @@ class Counter:
     def _result(self, inside: Computation, name: str, made: Buffer) -> float:
         """Bytes that a fusion writes as one of its results: an update in place writes what it changes."""
         root = _seen_through(inside, inside.instructions[name])
+        if root.opcode == "parameter" or root.chain is not None:
+            return 0
         if root.opcode == "fusion":
             nested = self.program.computations[root.called[0]]
             return self._result(nested, nested.root, made)
@@ -189,6 +195,11 @@ def in_place(program: Program, one: Instruction) -> bool:
     inside = program.computations[one.called[0]]
     roots = [inside.instructions[name] for name in _roots(inside, inside.root)]
     return all(in_place(program, _seen_through(inside, root)) for root in roots)
+
+
+def _in_flight(one: Instruction) -> bool:
+    """Whether an instruction is part of a collective that goes on beside other work; its end makes the result."""
+    return one.chain is not None or (one.opcode == "custom-call" and '"AsyncCollective' in one.text)
 
 
 def _kind(one: Instruction) -> str:
