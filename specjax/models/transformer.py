@@ -104,7 +104,8 @@ class Transformer:
         """Final norm and head: `[..., E]` -> logits `[..., V]` float32, without what a cut vocabulary was padded by."""
         logits = linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
         if self.axis is not None:
-            logits = lax.all_gather(logits, self.axis, axis=logits.ndim - 1, tiled=True)
+            rows = lax.all_gather(logits.reshape(-1, logits.shape[-1]), self.axis, axis=1)
+            logits = rows.reshape(*logits.shape[:-1], -1)
         return logits[..., : self.vocab_size]
 
 
