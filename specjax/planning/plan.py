@@ -130,7 +130,7 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
         say(f"batch {batch}: compiling {name}")
         start = time.monotonic()
         programs[name] = run() | {"compile_seconds": time.monotonic() - start}
-    pair, rows = _pair(request, speculative), batch // request.data
+    pair, rows = model_pair(request, speculative), batch // request.data
     return {
         "batch_size": batch,
         "rows_per_device": rows,
@@ -141,7 +141,7 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
     }
 
 
-def _pair(request: Request, lowered: Lowered) -> Pair:
+def model_pair(request: Request, lowered: Lowered) -> Pair:
     """The two models as a device has them."""
     parts, draft_parts = request.parts, request.parts if request.shard_drafter else 1
     heads, draft_heads = (cache.keys[0].shape[1] for cache in (lowered.state.cache, lowered.state.draft_state))

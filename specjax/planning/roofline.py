@@ -83,12 +83,15 @@ class Model:
         query = self.params["layers"][0]["q"].shape[0]
         attention = 4 * rows * tokens * (context + tokens) * query * config.num_layers
         moved = weights * self.item_bytes + self.cache_bytes(rows, context) + logits
-        exchanged = {"all-reduce": (1 + 2 * config.num_layers, hidden * (1 + 2 * config.num_layers))}
-        exchanged |= {"all-gather": (1, logits)} if head else {}
-        return Work(
-            traffic=Traffic(num_bytes=moved, collectives=exchanged if self.parts > 1 else {}),
-            flops=2 * weights * rows * tokens + attention,
-        )
+        traffic = Traffic(num_bytes=moved, collectives=self._exchanged(hidden, logits))
+        return Work(traffic=traffic, flops=2 * weights * rows * tokens + attention)
+
+    def _exchanged(self, hidden: float, logits: float) -> dict[str, tuple[float, float]]:
+        """Sums of hidden states twice a layer and once for the embedding, and the logits if there are any."""
+        if self.parts == 1:
+            return {}
+        sums = 1 + 2 * self.config.num_layers
+        return {"all-reduce": (sums, sums * hidden)} | ({"all-gather": (1, logits)} if logits else {})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,13 +107,13 @@ class Pair:
         return self.target.least(rows, 1, self.context)
 
     def verify(self, rows: int, window: int) -> Work:
-        """The target's part of a speculative step."""
-        return self.target.least(rows, window + 1, self.context)
+        """The target's pass over the window, and then the drafter's, which needs no logits."""
+        learned = self.draft.least(rows, window + 1, self.context, head=False)
+        return self.target.least(rows, window + 1, self.context) + learned
 
     def drafting(self, rows: int, window: int) -> Work:
-        """The drafter's part: a pass for each token, and one without logits over what the target has read."""
-        tokens = self.draft.least(rows, 1, self.context) * window
-        return tokens + self.draft.least(rows, window + 1, self.context, head=False)
+        """The drafter's pass for each token."""
+        return self.draft.least(rows, 1, self.context) * window
 
     def step(self, rows: int, window: int) -> Work:
         """A step with a window of drafted tokens; 0 is the plain one."""

@@ -8,7 +8,7 @@ else by `Count.DEAREST` or `Count.CHEAPEST`.
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from specjax.planning.hlo import Buffer, Computation, Instruction, Program
 
@@ -54,11 +54,9 @@ class Traffic:
     host_transfers: float = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        kinds = {*self.collectives, *other.collectives}
-        both = {kind: zip(*(one.collectives.get(kind, (0, 0)) for one in (self, other)), strict=True) for kind in kinds}
         return Traffic(
             num_bytes=self.num_bytes + other.num_bytes,
-            collectives={kind: tuple(map(sum, pairs)) for kind, pairs in both.items()},
+            collectives=_both(self.collectives, other.collectives),
             host_transfers=self.host_transfers + other.host_transfers,
         )
 
@@ -149,23 +147,23 @@ class Counter:
     def _touched(self, inside: Computation, name: str) -> float:
         """Bytes of a fusion's parameter that are read."""
         whole = sum(buffer.num_bytes for buffer in inside.instructions[name].buffers)
-        total = 0.0
-        for user in inside.users(name):
-            if user.opcode in _PARTS and user.operands[0] == name:
-                total += sum(buffer.num_bytes for buffer in user.buffers)
-            elif user.opcode in _UPDATES and user.operands[0] == name:
-                continue
-            elif _in_flight(user) or user.opcode == "tuple":
-                continue
-            elif user.opcode in _VIEWS:
-                total += self._touched(inside, user.name)
-            elif user.opcode == "fusion":
-                nested = self.program.computations[user.called[0]]
-                places = [place for place, operand in enumerate(user.operands) if operand == name]
-                total += sum(self._touched(nested, nested.parameters[place].name) for place in places)
-            else:
-                return whole
-        return min(total, whole)
+        uses = [self._use(inside, user, name) for user in inside.users(name)]
+        return min(sum(whole if use is None else use for use in uses), whole)
+
+    def _use(self, inside: Computation, user: Instruction, name: str) -> float | None:
+        """Bytes of the value `name` that an instruction in a fusion reads; None: all."""
+        first = user.operands[0] == name
+        if user.opcode in _PARTS and first:
+            return sum(buffer.num_bytes for buffer in user.buffers)
+        if (user.opcode in _UPDATES and first) or user.opcode == "tuple" or _in_flight(user):
+            return 0
+        if user.opcode in _VIEWS:
+            return self._touched(inside, user.name)
+        if user.opcode == "fusion":
+            nested = self.program.computations[user.called[0]]
+            places = [place for place, operand in enumerate(user.operands) if operand == name]
+            return sum(self._touched(nested, nested.parameters[place].name) for place in places)
+        return None
 
     def _result(self, inside: Computation, name: str, made: Buffer) -> float:
         """Bytes that a fusion writes as one of its results: an update in place writes what it changes."""
@@ -178,6 +176,13 @@ class Counter:
         if root.opcode in _UPDATES:
             return sum(buffer.num_bytes for buffer in _written(inside, root)) if not made.space else 0
         return _in_hbm(made)
+
+
+def _both(
+    some: Mapping[str, tuple[float, float]], others: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    pairs = {kind: (some.get(kind, (0, 0)), others.get(kind, (0, 0))) for kind in {*some, *others}}
+    return {kind: (one[0] + other[0], one[1] + other[1]) for kind, (one, other) in pairs.items()}
 
 
 def made(one: Instruction) -> tuple[Buffer, ...]:

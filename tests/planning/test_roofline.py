@@ -46,8 +46,9 @@ def test_a_cut_model_sums_twice_a_layer_and_once_for_the_embedding():
 
 def test_a_speculative_step_drafts_each_token_and_reads_the_window():
     pair = Pair(target=model(), draft=model(num_layers=1), context=10)
-    drafter = pair.draft.least(2, 1, 10) * 3 + pair.draft.least(2, 4, 10, head=False)
-    assert pair.step(2, 3) == pair.target.least(2, 4, 10) + drafter
+    assert pair.drafting(2, 3) == pair.draft.least(2, 1, 10) * 3
+    assert pair.verify(2, 3) == pair.target.least(2, 4, 10) + pair.draft.least(2, 4, 10, head=False)
+    assert pair.step(2, 3) == pair.verify(2, 3) + pair.drafting(2, 3)
     assert pair.step(2, 0) == pair.target.least(2, 1, 10)
 
 
