@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specjax.planning.hardware import Chip
-from specjax.planning.roofline import Pair, Work, seconds
+from specjax.planning.roofline import Pair, Work, estimated_bytes, seconds
 
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, at which speed-ups are given."""
@@ -95,3 +95,9 @@ def break_even(times: Callable[[int], Mapping[int, float]], acceptance: float) -
       acceptance: chance that a drafted token is accepted.
     """
     return next((rows for rows in BATCHES if not best_window(times(rows), acceptance)), None)
+
+
+def most_rows(pair: Pair, capacity: int, window: int, chip: Chip) -> int | None:
+    """The largest of `BATCHES` that is estimated to fit; None: none does."""
+    fitting = [rows for rows in BATCHES if estimated_bytes(pair, capacity, rows, window) <= chip.hbm_bytes]
+    return max(fitting, default=None)

@@ -16,10 +16,10 @@ from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import DATA, MODEL, make_mesh
 from specjax.parallel.specs import on_mesh
 from specjax.planning.figures import compile_prefill, compile_steps
-from specjax.planning.gain import WINDOWS, model_batch
+from specjax.planning.gain import WINDOWS, model_batch, most_rows
 from specjax.planning.hardware import check_topology, describe
 from specjax.planning.programs import Lowered, Workload, lower
-from specjax.planning.roofline import Model, Pair
+from specjax.planning.roofline import Model, Pair, estimated_bytes
 from specjax.verify import Rejection
 
 MODELLED = (
@@ -136,7 +136,8 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
         "rows_per_device": rows,
         "programs": programs,
         "least": _least(pair, rows, window),
-        "estimated_bytes": _estimate(pair, speculative, rows, window),
+        "estimated_bytes": estimated_bytes(pair, speculative.capacity, rows, window),
+        "estimated_most_rows_per_device": most_rows(pair, speculative.capacity, window, chip),
         "modelled": model_batch(pair, programs, chip, rows, window),
     }
 
@@ -161,12 +162,6 @@ def _least(pair: Pair, rows: int, window: int) -> dict[str, Any]:
         "step": pair.step(rows, window),
     }
     return {name: {"bytes": work.traffic.num_bytes, "flops": work.flops} for name, work in parts.items()}
-
-
-def _estimate(pair: Pair, lowered: Lowered, rows: int, window: int) -> int:
-    """Bytes of HBM without asking the compiler: weights, caches and thrice the logits of a step."""
-    held = sum(model.num_bytes() + model.cache_bytes(rows, lowered.capacity) for model in (pair.target, pair.draft))
-    return held + 3 * 4 * rows * (window + 1) * pair.target.config.vocab_size
 
 
 def _settings(request: Request) -> dict[str, Any]:

@@ -133,3 +133,9 @@ def exchange_seconds(traffic: Traffic, chip: Chip, parts: int) -> float:
         share, hops = _RINGS[kind]
         total += max(num_bytes * share(parts) / chip.link_bandwidth, count * hops * parts * HOP_SECONDS)
     return total
+
+
+def estimated_bytes(pair: Pair, capacity: int, rows: int, window: int) -> int:
+    """HBM of a device without asking the compiler: weights, caches of `capacity` slots and thrice a step's logits."""
+    held = sum(model.num_bytes() + model.cache_bytes(rows, capacity) for model in (pair.target, pair.draft))
+    return held + 3 * 4 * rows * (window + 1) * pair.target.config.vocab_size

@@ -70,6 +70,8 @@ def _gains(plan: Mapping[str, Any]) -> Table:
         table.add_row(str(batch["batch_size"]), *times, *gains)
     ends = last["break_even_rows_per_device"].values()
     table.add_row("stops paying at", "rows a", "device", *("never" if rows is None else show(rows) for rows in ends))
+    most = plan["batches"][-1]["estimated_most_rows_per_device"]
+    table.caption = "no rows are estimated to fit" if most is None else f"{most} rows a device are estimated to fit"
     return table
 
 

@@ -1,14 +1,25 @@
 """The least a pass can cost, times and gains, each worked out by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 from harness import tiny_config
 
 from specjax.models.params import is_shape, param_shapes
-from specjax.planning.gain import BATCHES, WINDOWS, best_window, break_even, expected_tokens, model_batch, speedup
+from specjax.planning.gain import (
+    BATCHES,
+    WINDOWS,
+    best_window,
+    break_even,
+    expected_tokens,
+    model_batch,
+    most_rows,
+    speedup,
+)
 from specjax.planning.hardware import Chip
-from specjax.planning.roofline import Model, Pair, Work, exchange_seconds, seconds
+from specjax.planning.roofline import Model, Pair, Work, estimated_bytes, exchange_seconds, seconds
 from specjax.planning.traffic import Traffic
 
 CHIP = Chip(hbm_bytes=1e9, hbm_bandwidth=1e6, flops=1e9, link_bandwidth=1e3)
@@ -92,6 +103,16 @@ def test_what_a_compiled_step_moved_beyond_its_least_scales_the_others():
     assert modelled["step_s_by_window"].keys() == set(WINDOWS)
     assert modelled["speedup"][0.5] == pytest.approx(1.875 * 1.5 * least[0] / (2 * least[1]))
     assert set(modelled["break_even_rows_per_device"].values()) <= {*BATCHES, None}
+
+
+def test_the_estimate_of_memory():
+    pair = Pair(target=model(), draft=model(num_layers=1), context=10)
+    caches = 2 * (2 + 1) * 2 * 20 * 2 * 8 * 4
+    weights = pair.target.num_bytes() + pair.draft.num_bytes()
+    assert estimated_bytes(pair, 20, 2, 3) == weights + caches + 3 * 4 * 2 * 4 * 61
+    room = dataclasses.replace(CHIP, hbm_bytes=estimated_bytes(pair, 20, 8, 3))
+    assert most_rows(pair, 20, 3, room) == 8
+    assert most_rows(pair, 20, 3, dataclasses.replace(CHIP, hbm_bytes=weights)) is None
 
 
 def test_a_step_that_does_not_fit_is_modelled_by_its_least():

@@ -55,6 +55,7 @@ PLAN = {
             "programs": {"prefill": FITS, "plain": FITS, "speculative": FITS if size == 8 else REFUSED},
             "least": dict.fromkeys(("plain", "verify", "drafting", "step"), LEAST),
             "estimated_bytes": 4 * GIB,
+            "estimated_most_rows_per_device": 256,
             "modelled": MODELLED,
         }
         for size in (8, 512)
@@ -88,6 +89,7 @@ def test_gains_are_called_modelled():
     text = shown(PLAN)
     assert ["8", "3", "4.5", "1.25 (2)", "2.50 (7)"] in text
     assert ["stops paying at", "rows a", "device", "128", "never"] in text
+    assert ["256 rows a device are estimated to fit"] in text
     assert ["Modelled, not measured: speed-up by acceptance (best K)"] in text
 
 
