@@ -91,7 +91,10 @@ class Model:
         if self.parts == 1:
             return {}
         sums = 1 + 2 * self.config.num_layers
-        return {"all-reduce": (sums, sums * hidden)} | ({"all-gather": (1, logits)} if logits else {})
+        exchanged: dict[str, tuple[float, float]] = {"all-reduce": (sums, sums * hidden)}
+        if logits:
+            exchanged["all-gather"] = 1, logits
+        return exchanged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
