@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.models.attention import prefixes
+from specjax.models.attention import MANY, prefixes
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
 from specjax.planning.traffic import Branch, Count, Counter, Traffic, in_place, made
 
@@ -27,13 +27,13 @@ class Step:
 
 def attention_branch(program: Program, capacity: int, context: int) -> Branch:
     """Which branch attention takes over buffers of `capacity` slots, `context` of them taken in the longest row."""
-    sizes = prefixes(capacity)
-    taken = min(int(np.searchsorted(sizes, context)), len(sizes) - 1)
+    tables = [prefixes(capacity, num_tokens) for num_tokens in (1, MANY)]
+    taken = {len(sizes): min(int(np.searchsorted(sizes, context)), len(sizes) - 1) for sizes in tables}
 
     def branch(one: Instruction) -> int | None:
         inside = (program.computations[name].instructions.values() for name in one.called)
-        ours = len(one.called) == len(sizes) and all(any(_LAYER in part.op_name for part in body) for body in inside)
-        return taken if ours else None
+        ours = all(any(_LAYER in part.op_name for part in body) for body in inside)
+        return taken.get(len(one.called)) if ours else None
 
     return branch
 
