@@ -8,7 +8,9 @@ import jax
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)B?"
-_REFUSED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
+_REFUSED = tuple(
+    re.compile(form) for form in (rf"Used {_SIZE} of {_SIZE} hbm", rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)")
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +18,7 @@ class Refusal:
     """A program that the compiler refused for its size, in bytes of HBM."""
 
     used: int
+    """What it named: all that is needed, or the temporaries if they alone are too much."""
     available: int
     message: str
 
@@ -31,7 +34,7 @@ def parse_refusal(message: str) -> Refusal:
     Raises:
       ValueError: a message about something else.
     """
-    found = _REFUSED.search(message)
+    found = next(filter(None, (form.search(message) for form in _REFUSED)), None)
     if found is None:
         raise ValueError(f"expected a message about HBM, got: {message}")
     return Refusal(

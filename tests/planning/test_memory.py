@@ -14,6 +14,12 @@ from specjax.planning.memory import parse_refusal
             20.5 * 2**30,
             15.75 * 2**30,
         ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (45.75G) exceeds available HBM (15.75G). HLO module: jit_prefill.",
+            45.75 * 2**30,
+            15.75 * 2**30,
+        ),
         ("Ran out of memory in memory space hbm. Used 512.00M of 256.5K hbm.", 512 * 2**20, 256.5 * 2**10),
     ],
 )
