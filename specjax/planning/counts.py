@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.models.attention import MANY, prefixes
+from specjax.models.attention import BLOCK, MANY, prefixes
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
-from specjax.planning.traffic import Branch, Count, Counter, Traffic, in_place, made
+from specjax.planning.traffic import Count, Counter, Known, Traffic, in_place, made
 
 _LAYER = "_run_layer"
-"""What the origin of every instruction of a layer holds; attention's is the one conditional in it."""
+"""What the origin of every instruction of a layer holds; attention's is the one conditional or loop in it."""
 _CARRIED = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier")
 
 
@@ -25,17 +25,22 @@ class Step:
     """The target's call, the law, the verdict, and what the drafter learns from them."""
 
 
-def attention_branch(program: Program, capacity: int, context: int) -> Branch:
-    """Which branch attention takes over buffers of `capacity` slots, `context` of them taken in the longest row."""
+def attention(program: Program, capacity: int, context: int) -> Known:
+    """What attention does over buffers of `capacity` slots, `context` of them taken in the longest row.
+
+    It takes one branch, or reads block after block.
+    """
     tables = [prefixes(capacity, num_tokens) for num_tokens in (1, MANY)]
     taken = {len(sizes): min(int(np.searchsorted(sizes, context)), len(sizes) - 1) for sizes in tables}
 
-    def branch(one: Instruction) -> int | None:
+    def known(one: Instruction) -> int | None:
+        if one.opcode == "while":
+            return -(-context // min(BLOCK, capacity)) if _LAYER in one.op_name else None
         inside = (program.computations[name].instructions.values() for name in one.called)
         ours = all(any(_LAYER in part.op_name for part in body) for body in inside)
         return taken.get(len(one.called)) if ours else None
 
-    return branch
+    return known
 
 
 def main_loop(program: Program) -> Instruction:
@@ -44,14 +49,14 @@ def main_loop(program: Program) -> Instruction:
     Raises:
       ValueError: a program without loops.
     """
-    counter = Counter(program=program, branch=lambda one: None)
+    counter = Counter(program=program, known=lambda one: None)
     loops = _outermost(program, program.entry)
     if not loops:
         raise ValueError("expected a program with a loop, got none")
     return max(loops, key=lambda one: sum(counter.computation(name).num_bytes for name in one.called))
 
 
-def count_step(program: Program, num_windows: int, branch: Branch, count: Count) -> Step:
+def count_step(program: Program, num_windows: int, known: Known, count: Count) -> Step:
     """One round of `decode_steps` that takes the widest of its windows.
 
     Each window is a loop of one round at most, in ascending order and after everything else that loops (see
@@ -60,7 +65,7 @@ def count_step(program: Program, num_windows: int, branch: Branch, count: Count)
     Raises:
       ValueError: a loop that does not look so.
     """
-    counter, loop = Counter(program=program, branch=branch, count=count), main_loop(program)
+    counter, loop = Counter(program=program, known=known, count=count), main_loop(program)
     inner = [one for one in _outermost(program, loop.called[-1]) if one.op_name == f"{loop.op_name}/body/while"]
     if len(inner) < num_windows:
         raise ValueError(f"expected a loop for each of {num_windows} windows in the decoding loop, got {len(inner)}")
@@ -71,12 +76,12 @@ def count_step(program: Program, num_windows: int, branch: Branch, count: Count)
         if one.name in left_out:
             others = others + counter.instruction(program.computations[name], one)
     verify = sum(map(counter.computation, widest.called), Traffic())
-    return Step(whole=count_loop(program, branch, count) + others * -1, verify=verify)
+    return Step(whole=count_loop(program, known, count) + others * -1, verify=verify)
 
 
-def count_loop(program: Program, branch: Branch, count: Count) -> Traffic:
+def count_loop(program: Program, known: Known, count: Count) -> Traffic:
     """One round of the main loop."""
-    counter = Counter(program=program, branch=branch, count=count)
+    counter = Counter(program=program, known=known, count=count)
     return sum(map(counter.computation, main_loop(program).called), Traffic())
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specjax.planning.counts import attention_branch, count_loop, count_step, made_like
+from specjax.planning.counts import attention, count_loop, count_step, made_like
 from specjax.planning.hlo import Program, parse_program
 from specjax.planning.memory import Refusal, compile_or_refuse, memory_use
 from specjax.planning.programs import Lowered
@@ -21,8 +21,8 @@ def compile_steps(lowered: Lowered, num_windows: int, context: int) -> dict[str,
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
-    branch = attention_branch(program, lowered.capacity, context)
-    cheapest, dearest = (count_step(program, num_windows, branch, count) for count in Count)
+    known = attention(program, lowered.capacity, context)
+    cheapest, dearest = (count_step(program, num_windows, known, count) for count in Count)
     return _common(compiled, program) | {
         "step": _step(cheapest.whole, dearest.whole),
         "verify": _step(cheapest.verify, dearest.verify),
@@ -36,8 +36,8 @@ def compile_prefill(lowered: Lowered, context: int) -> dict[str, Any]:
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
-    branch = attention_branch(program, lowered.capacity, context)
-    return _common(compiled, program) | {"step": _step(*(count_loop(program, branch, count) for count in Count))}
+    known = attention(program, lowered.capacity, context)
+    return _common(compiled, program) | {"step": _step(*(count_loop(program, known, count) for count in Count))}
 
 
 def refused(refusal: Refusal) -> dict[str, Any]:

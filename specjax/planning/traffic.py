@@ -2,8 +2,8 @@
 
 Of each instruction that runs, what it reads and what it writes, as the buffers lie in memory; of a slice, a gather or
 an update in place only the part that it touches; nothing of what the compiler keeps on the chip. A loop counts as often
-as its known number of rounds, otherwise once. A conditional counts as one of its branches, chosen by the caller, or
-else by `Count.DEAREST` or `Count.CHEAPEST`.
+as the compiler or the caller knows that it runs, otherwise once. A conditional counts as the branch that the caller
+knows, or else as the cheapest or the dearest.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from specjax.planning.hlo import Buffer, Computation, Instruction, Program
 
-Branch = Callable[[Instruction], int | None]
-"""Which branch of a conditional runs; None: it is not known."""
+Known = Callable[[Instruction], int | None]
+"""Which branch of a conditional runs, or how often a loop does; None: it is not known."""
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 _FREE = {
@@ -73,7 +73,7 @@ class Counter:
     """Counts one program."""
 
     program: Program
-    branch: Branch
+    known: Known
     count: Count = Count.CHEAPEST
 
     def computation(self, name: str) -> Traffic:
@@ -85,8 +85,8 @@ class Counter:
     def instruction(self, body: Computation, one: Instruction) -> Traffic:
         """What one instruction of a computation moves, with all that it calls; collectives not among them."""
         if one.opcode == "while":
-            rounds = sum(map(self.computation, one.called), Traffic())
-            return rounds * (1 if one.trip_count is None else one.trip_count)
+            rounds = self.known(one) if one.trip_count is None else one.trip_count
+            return sum(map(self.computation, one.called), Traffic()) * (1 if rounds is None else rounds)
         if one.opcode == "conditional":
             return self._conditional(one)
         if one.opcode in ("call", "async-start"):
@@ -111,7 +111,7 @@ class Counter:
                 yield from self._collectives(self.program.computations[one.called[0]])
 
     def _conditional(self, one: Instruction) -> Traffic:
-        branch = self.branch(one)
+        branch = self.known(one)
         if branch is not None:
             return self.computation(one.called[branch])
         pick = min if self.count is Count.CHEAPEST else max

@@ -54,10 +54,10 @@ ENTRY %main (x: f32[100,10], i: s32[], y: f32[1,10], z: f32[5]) -> f32[5] {
 """
 
 
-def moved(line, count=Count.CHEAPEST, branch=None):
+def moved(line, count=Count.CHEAPEST, known=None):
     """What one line moves, at the end of a program that holds the arguments and computations above."""
     program = parse_program(f"HloModule test\n{FUSIONS}  ROOT %last = {line}\n}}\n")
-    counter = Counter(program=program, branch=lambda one: branch, count=count)
+    counter = Counter(program=program, known=lambda one: known, count=count)
     return counter.computation("main")
 
 
@@ -91,10 +91,11 @@ def test_bytes_of_an_instruction(line, num_bytes):
 SMALL, LARGE = 40, 20 + 200 + 200 + 20
 
 
-def test_loops_count_their_known_rounds():
+def test_loops_count_their_rounds_where_these_are_known():
     loop = "f32[5] while(%z), condition=%go, body=%large"
     assert moved(loop) == Traffic(num_bytes=LARGE, collectives={"all-reduce": (1, 20)})
-    rounds = moved(loop + ', backend_config={"known_trip_count":{"n":"3"}}')
+    assert moved(loop, known=2).num_bytes == 2 * LARGE
+    rounds = moved(loop + ', backend_config={"known_trip_count":{"n":"3"}}', known=2)
     assert rounds == Traffic(num_bytes=3 * LARGE, collectives={"all-reduce": (3, 60)})
 
 
@@ -104,15 +105,15 @@ def test_a_collective_spread_over_fusions_counts_once():
     parts = FUSIONS.replace(plain, f'{plain}, frontend_attributes={{chain_id="3"}}')
     last = "  %first = f32[5] fusion(%z), calls=%large\n  ROOT %last = f32[5] fusion(%z), calls=%large\n}\n"
     program = parse_program(f"HloModule test\n{parts}{last}")
-    assert Counter(program=program, branch=lambda one: None).computation("main").collectives == {"all-reduce": (1, 20)}
+    assert Counter(program=program, known=lambda one: None).computation("main").collectives == {"all-reduce": (1, 20)}
 
 
 def test_conditionals_count_one_branch():
     choice = "f32[5] conditional(%i, %z, %z), branch_computations={%large, %small}"
     assert moved(choice).num_bytes == SMALL
     assert moved(choice, Count.DEAREST).num_bytes == LARGE
-    assert moved(choice, branch=0).num_bytes == LARGE
-    assert moved(choice, Count.DEAREST, branch=1).num_bytes == SMALL
+    assert moved(choice, known=0).num_bytes == LARGE
+    assert moved(choice, Count.DEAREST, known=1).num_bytes == SMALL
 
 
 def test_collectives_by_kind():
