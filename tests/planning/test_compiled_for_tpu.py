@@ -2,16 +2,25 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
+from jax.sharding import SingleDeviceSharding
 
+from specjax.models.attention import BLOCK
 from specjax.models.config import TransformerConfig
+from specjax.models.params import init_params
+from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import make_mesh
+from specjax.planning.counts import attention, count_loop, made_like
 from specjax.planning.figures import compile_steps
 from specjax.planning.hardware import describe
+from specjax.planning.hlo import parse_program
 from specjax.planning.memory import Refusal, compile_or_refuse
 from specjax.planning.plan import Request, make_plan, model_pair
 from specjax.planning.programs import Workload, lower
+from specjax.planning.traffic import Count
 
 pytest.importorskip("libtpu", reason="the compiler for TPUs is not installed (extra tpu-plan)")
 
@@ -100,6 +109,34 @@ def test_what_does_not_fit_is_refused_with_its_size():
     assert isinstance(refusal, Refusal)
     assert refusal.available == 15.75 * 2**30
     assert refusal.excess > 0
+
+
+def test_several_heads_on_a_device_are_read_as_far_as_there_is_text():
+    """A pass over five tokens in a loop: beside its weights it reads the blocks that hold the context."""
+    heads, capacity = 4, 4096 + WINDOW + 1
+    config = dataclasses.replace(TARGET, num_layers=1, hidden_size=256, num_heads=4, num_kv_heads=heads, vocab_size=256)
+    model, device = Transformer(config), SingleDeviceSharding(describe("v5e:2x4")[0])
+
+    def run(params, tokens, length, cache):
+        def step(carry):
+            output, cache = model.apply(params, carry[0], carry[1][:, None] + jnp.arange(WINDOW + 1), carry[2])
+            return output.logits.argmax(axis=-1), carry[1] + WINDOW + 1, cache
+
+        return lax.while_loop(lambda carry: carry[1].max() < 4096, step, (tokens, length, cache))
+
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype=jnp.bfloat16))
+    cache = jax.eval_shape(lambda: model.init_cache(params, ROWS, capacity))
+    shapes = params, jnp.zeros((ROWS, WINDOW + 1), jnp.int32), jnp.zeros(ROWS, jnp.int32), cache
+    given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+    program = parse_program(jax.jit(run, donate_argnums=3).lower(*given).compile().as_text())
+    moved = {
+        context: count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
+        for context in (100, 4096)
+    }
+    block = 2 * ROWS * heads * BLOCK * config.head_dim * 2
+    assert moved[4096] - moved[100] == pytest.approx(3 * block, rel=0.01)
+    assert moved[100] < 2 * block
+    assert not made_like(program, cache)
 
 
 def test_a_whole_plan():
