@@ -21,7 +21,7 @@ BATCHES = tuple(2**power for power in range(15))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """Bytes of a compiled step over the least, for the plain and for the speculative one; 1 where it did not fit."""
+    """Bytes of a compiled step over the least, for the plain and for the speculative one; 1 where that is not known."""
 
     plain: float
     speculative: float
@@ -34,14 +34,14 @@ def model_batch(
 
     Args:
       pair: the models.
-      programs: figures of the compiled `plain` and `speculative` step.
+      programs: figures of the `plain` and the `speculative` step, where they were compiled.
       chip: what they run on.
       rows: on a device.
       window: that of the speculative program.
     """
     overhead = Overhead(
-        plain=_overhead(programs["plain"], pair.plain(rows)),
-        speculative=_overhead(programs["speculative"], pair.step(rows, window)),
+        plain=_overhead(programs.get("plain"), pair.plain(rows)),
+        speculative=_overhead(programs.get("speculative"), pair.step(rows, window)),
     )
     times = step_times(pair, overhead, chip, rows)
     best = {acceptance: best_window(times, acceptance) for acceptance in ACCEPTANCES}
@@ -68,8 +68,9 @@ def step_times(pair: Pair, overhead: Overhead, chip: Chip, rows: int) -> dict[in
     return times
 
 
-def _overhead(figures: Mapping[str, Any], least: Work) -> float:
-    return figures["step"]["bytes"] / least.traffic.num_bytes if figures["fits"] else 1.0
+def _overhead(figures: Mapping[str, Any] | None, least: Work) -> float:
+    known = figures is not None and figures["fits"]
+    return figures["step"]["bytes"] / least.traffic.num_bytes if known else 1.0
 
 
 def expected_tokens(acceptance: float, window: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specjax.parallel.mesh import DATA, MODEL
 from specjax.planning.models import find_config, public_models
-from specjax.planning.plan import Request
+from specjax.planning.plan import PROGRAMS, Request
 from specjax.planning.programs import MAPS
 
 
@@ -44,6 +44,7 @@ def parse_request(
         model=sizes.get(MODEL),
         dtype=own.dtype,
         shard_drafter=own.shard_drafter,
+        programs=tuple(own.programs.split(",")),
     )
     return request, own.output, own.plot
 
@@ -62,6 +63,12 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--mesh", metavar="SIZES", help="data=2,model=4 (default: all devices in the model axis)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
     parser.add_argument("--shard-drafter", action="store_true", help="cut the draft model too")
+    parser.add_argument(
+        "--programs",
+        default=",".join(PROGRAMS),
+        metavar="NAME,...",
+        help=f"what to compile (default: {', '.join(PROGRAMS)})",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="all figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="the modelled speed-up as PNG")
     return parser

@@ -26,6 +26,7 @@ MODELLED = (
     "Compiled: memory, bytes, collectives, aliasing. Modelled, not measured: the least bytes and flops, every time, "
     "speed-up, best window and break-even batch. No TPU was there."
 )
+PROGRAMS = ("prefill", "plain", "speculative")
 Say = Callable[[str], None]
 
 
@@ -52,6 +53,8 @@ class Request:
     """Devices of the model axis; None: all that are left."""
     dtype: str = "bfloat16"
     shard_drafter: bool = False
+    programs: tuple[str, ...] = PROGRAMS
+    """Those of `PROGRAMS` that are compiled; each takes minutes."""
 
     def __post_init__(self) -> None:
         _, devices = check_topology(self.topology)
@@ -62,6 +65,8 @@ class Request:
         wrong = [size for size in self.batch_sizes if size < 1 or size % self.data]
         if wrong or not self.batch_sizes:
             raise ValueError(f"expected batch sizes that divide by data={self.data}, got {list(self.batch_sizes)}")
+        if not self.programs or not {*self.programs} <= {*PROGRAMS}:
+            raise ValueError(f"expected programs among {', '.join(PROGRAMS)}, got {', '.join(self.programs) or 'none'}")
         if not 1 <= self.num_speculative_tokens <= WINDOWS[-1]:
             raise ValueError(f"expected 1 to {WINDOWS[-1]} speculative tokens, got {self.num_speculative_tokens}")
 
@@ -126,10 +131,10 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
         "speculative": lambda: compile_steps(speculative, 2, request.context),
     }
     programs = {}
-    for name, run in compile_of.items():
+    for name in request.programs:
         say(f"batch {batch}: compiling {name}")
         start = time.monotonic()
-        programs[name] = run() | {"compile_seconds": time.monotonic() - start}
+        programs[name] = compile_of[name]() | {"compile_seconds": time.monotonic() - start}
     pair, rows = model_pair(request, speculative), batch // request.data
     return {
         "batch_size": batch,

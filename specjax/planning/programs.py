@@ -23,6 +23,8 @@ from specjax.types import Params
 
 MAPS = ("shard_map", "pmap")
 """Drivers that programs are compiled for."""
+_LIMITS = (jax.ShapeDtypeStruct((), jnp.int32),) * 2
+"""How many steps, and how many rows have to run: the last arguments of `decode_steps`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,9 @@ def _shard_map(workload: Workload, mesh: Mesh) -> Lowered:
     read = partial(decode.prefill, max_new_tokens=workload.max_new_tokens)
     prefill = jax.jit(driver.spread(read, config, (specs, ROWS, ROWS, ROWS, ROWS), states))
     state = _on(mesh, states, jax.eval_shape(prefill, params, *inputs))
-    steps = driver.spread(decode.decode_steps, config, (specs, states, ROWS, WHOLE), states)
-    arguments = params, state, inputs[-1], _on(mesh, WHOLE, jax.ShapeDtypeStruct((), jnp.int32))
+    run = partial(decode.decode_steps, row_axis=driver.row_axis)
+    steps = driver.spread(run, config, (specs, states, ROWS, WHOLE, WHOLE), states)
+    arguments = params, state, inputs[-1], *_on(mesh, WHOLE, _LIMITS)
     return Lowered(
         prefill=prefill.lower(params, *inputs),
         steps=jax.jit(steps, donate_argnums=1).lower(*arguments),
@@ -97,7 +100,7 @@ def _pmap(workload: Workload, mesh: Mesh) -> Lowered:
     steps = program(decode.decode_steps, devices, (1,), config=config)
     return Lowered(
         prefill=prefill.lower(stack(params), *inputs),
-        steps=steps.lower(stack(params), state, inputs[-1], stack(jax.ShapeDtypeStruct((), jnp.int32))),
+        steps=steps.lower(stack(params), state, inputs[-1], *stack(_LIMITS)),
         params=params,
         state=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state),
     )

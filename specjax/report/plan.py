@@ -54,7 +54,7 @@ def _parts(batch: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mappi
         ("speculative", "speculative", "step"),
         ("of it verify", "speculative", "verify"),
     ]
-    known = [part for part in parts if programs[part[1]]["fits"]]
+    known = [part for part in parts if part[1] in programs and programs[part[1]]["fits"]]
     return [(label, programs[name][key], least["plain" if name == "plain" else key]) for label, name, key in known]
 
 

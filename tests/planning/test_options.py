@@ -18,6 +18,7 @@ def test_what_is_not_said():
     request, output, plot = parse_request(GIVEN)
     assert (request.batch_sizes, request.context, request.num_speculative_tokens) == ((1, 8, 64), 2048, 4)
     assert (request.data, request.parts, request.parallel, request.dtype) == (1, 8, "shard_map", "bfloat16")
+    assert request.programs == ("prefill", "plain", "speculative")
     assert (output, plot) == (None, None)
 
 
@@ -52,6 +53,7 @@ def test_the_decoder(shard):
         (["--mesh", "rows=2"], "expected --mesh like data=2,model=4"),
         (["--context", "256"], "expected new tokens in 1..255, got 256"),
         (["--num-speculative-tokens", "0"], "expected 1 to 16 speculative tokens, got 0"),
+        (["--programs", "draft"], "expected programs among prefill, plain, speculative, got draft"),
         (["--topology", "v9:2x4"], "expected a topology like v5e:2x4"),
         (["--target", "gpt"], "expected a path to a config.json or one of"),
         (["--parallel", "jit"], "invalid choice"),
