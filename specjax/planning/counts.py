@@ -56,27 +56,32 @@ def main_loop(program: Program) -> Instruction:
     return max(loops, key=lambda one: sum(counter.computation(name).num_bytes for name in one.called))
 
 
-def count_step(program: Program, num_windows: int, known: Known, count: Count) -> Step:
-    """One round of `decode_steps` that takes the widest of its windows.
+def count_step(program: Program, window: int, known: Known, count: Count) -> Step:
+    """One round of `decode_steps` that drafts and verifies `window` tokens; 0 is a step without speculation.
 
-    Each window is a loop of one round at most, in ascending order and after everything else that loops (see
-    `decode.verify_step`): the other ones do not run.
+    What drafts comes first and holds a loop over the tokens. Then each window is a loop of one round at most, the
+    narrowest first (see `decode.verify_step`): only the last one runs.
 
     Raises:
       ValueError: a loop that does not look so.
     """
-    counter, loop = Counter(program=program, known=known, count=count), main_loop(program)
-    inner = [one for one in _outermost(program, loop.called[-1]) if one.op_name == f"{loop.op_name}/body/while"]
+    loop = main_loop(program)
+    rounds, num_windows = f"{loop.op_name}/body/while", 2 if window else 1
+
+    def told(one: Instruction) -> int | None:
+        return window if one.op_name == f"{rounds}/body/while" else known(one)
+
+    inner = [one for one in _outermost(program, loop.called[-1]) if one.op_name == rounds]
     if len(inner) < num_windows:
         raise ValueError(f"expected a loop for each of {num_windows} windows in the decoding loop, got {len(inner)}")
     *skipped, widest = inner[-num_windows:]
-    left_out = {one.name for one in skipped}
+    counter, left_out = Counter(program=program, known=told, count=count), {one.name for one in skipped}
     others = Traffic()
     for name, one in walk(program, loop.called[-1]):
         if one.name in left_out:
             others = others + counter.instruction(program.computations[name], one)
     verify = sum(map(counter.computation, widest.called), Traffic())
-    return Step(whole=count_loop(program, known, count) + others * -1, verify=verify)
+    return Step(whole=count_loop(program, told, count) + others * -1, verify=verify)
 
 
 def count_loop(program: Program, known: Known, count: Count) -> Traffic:

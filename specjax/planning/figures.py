@@ -9,12 +9,12 @@ from specjax.planning.programs import Lowered
 from specjax.planning.traffic import Count, Traffic
 
 
-def compile_steps(lowered: Lowered, num_windows: int, context: int) -> dict[str, Any]:
+def compile_steps(lowered: Lowered, window: int, context: int) -> dict[str, Any]:
     """Figures of `decode_steps`.
 
     Args:
       lowered: its programs.
-      num_windows: how many windows the decoder has.
+      window: drafted tokens of its widest window; 0 without speculation.
       context: tokens in the longest row's cache.
     """
     compiled = compile_or_refuse(lowered.steps)
@@ -22,7 +22,7 @@ def compile_steps(lowered: Lowered, num_windows: int, context: int) -> dict[str,
         return refused(compiled)
     program = parse_program(compiled.as_text())
     known = attention(program, lowered.capacity, context)
-    cheapest, dearest = (count_step(program, num_windows, known, count) for count in Count)
+    cheapest, dearest = (count_step(program, window, known, count) for count in Count)
     return _common(compiled, program) | {
         "step": _step(cheapest.whole, dearest.whole),
         "verify": _step(cheapest.verify, dearest.verify),

@@ -127,8 +127,8 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
     window = request.num_speculative_tokens
     compile_of = {
         "prefill": lambda: compile_prefill(speculative, request.context),
-        "plain": lambda: compile_steps(plain, 1, request.context),
-        "speculative": lambda: compile_steps(speculative, 2, request.context),
+        "plain": lambda: compile_steps(plain, 0, request.context),
+        "speculative": lambda: compile_steps(speculative, window, request.context),
     }
     programs = {}
     for name in request.programs:

@@ -66,7 +66,7 @@ def programs(parallel, **changes):
 def compiled(request):
     """Figures of the speculative steps under one driver, and the least that its verify step can move."""
     lowered = programs(request.param)
-    figures = compile_steps(lowered, 2, CONTEXT)
+    figures = compile_steps(lowered, WINDOW, CONTEXT)
     return figures, model_pair(REQUEST, lowered).verify(ROWS, WINDOW).traffic
 
 
