@@ -1,4 +1,8 @@
-"""Rows dealt to the devices that a vocabulary is cut over: each decides for its share, and all learn what it did."""
+"""Rows dealt to the devices that a vocabulary is cut over: each decides for its share, and all learn what it did.
+
+Logits travel as a matrix, rows by columns: a window's few positions as a dimension of their own would be laid out on a
+TPU with many times their size in padding.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +32,12 @@ def by_rows(function: Callable[..., Any], output: ModelOutput, *rows: Any) -> An
     axis, logits = output.axis, output.logits
     if axis is None:
         return function(logits, *rows)
-    batch, size = len(logits), lax.axis_size(axis)
+    (batch, length, width), size = logits.shape, lax.axis_size(axis)
     share = -(-batch // size)
-    filled = jnp.pad(logits, ((0, share * size - batch), (0, 0), (0, 0)))
+    filled = jnp.pad(logits, ((0, share * size - batch), (0, 0), (0, 0))).reshape(size, share * length, width)
     mine = jnp.minimum(lax.axis_index(axis) * share + jnp.arange(share), batch - 1)
-    whole = lax.all_to_all(filled, axis, split_axis=0, concat_axis=2, tiled=True)
-    results = function(whole, *jax.tree.map(lambda leaf: leaf[mine], rows))
+    whole = lax.all_to_all(filled, axis, split_axis=0, concat_axis=1)
+    results = function(whole.reshape(share, length, size * width), *jax.tree.map(lambda leaf: leaf[mine], rows))
     return jax.tree.map(lambda leaf: lax.all_gather(leaf, axis, tiled=True)[:batch], results)
 
 
@@ -41,4 +45,5 @@ def all_columns(output: ModelOutput) -> jax.Array:
     """The whole logits `[B, T, W]` of a model's output on every device."""
     if output.axis is None:
         return output.logits
-    return lax.all_gather(output.logits, output.axis, axis=2, tiled=True)
+    rows = output.logits.reshape(-1, output.logits.shape[-1])
+    return lax.all_gather(rows, output.axis, axis=1).reshape(*output.logits.shape[:-1], -1)

@@ -13,8 +13,14 @@ SHORTEST = 256
 """Slots of the smallest prefix of a cache that gets a program of its own."""
 MANY = 32
 """Tokens of a block from which on one with nothing before it gets a program of its own."""
+BLOCK = 1024
+"""Slots that a TPU reads at once of buffers with several heads."""
+LANES = 128
+"""Width of a TPU's registers."""
 MASKED = jnp.finfo(jnp.float32).min / 2
 """Score of what a query may not see: finite, so that a query that sees nothing yields numbers, not NaN."""
+
+_Sums = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def attend(
@@ -30,7 +36,8 @@ def attend(
     Old and new keys meet only in the softmax's maximum and sum (as in online softmax, arXiv 1805.02867), so that the
     cache is not written, copied or concatenated here.
 
-    Of the buffer only a static prefix is read, the smallest that holds the longest row.
+    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU, where
+    there are several KV heads of full width, in blocks.
 
     Args:
       query: `[B, T, H, D]`, rotated.
@@ -43,7 +50,63 @@ def attend(
     Returns:
       `[B, T, H * D]` float32.
     """
-    new = _quarantine(*new)
+    new, (_, heads, capacity, width) = _quarantine(*new), cached[0].shape
+    prefix = partial(_attend_to_prefix, window=window)
+    if heads == 1 or width % LANES or capacity <= BLOCK:
+        return prefix(query, new, cached, positions)
+    blocks = partial(attend_in_blocks, window=window)
+    return lax.platform_dependent(query, new, cached, positions, tpu=blocks, default=prefix)
+
+
+def attend_in_blocks(
+    query: jax.Array,
+    new: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    *,
+    window: int | None = None,
+) -> jax.Array:
+    """`attend`, to the new tokens first and then to what lies before them, `BLOCK` slots at a time.
+
+    For a TPU: before it slices a prefix of a buffer of several heads, XLA lays the whole of it out anew.
+    """
+    grouped, capacity = _group(query, new[0]), cached[0].shape[2]
+    size = min(BLOCK, capacity)
+
+    def read_block(index: jax.Array, carry: _Sums) -> _Sums:
+        start = jnp.minimum(index * size, capacity - size)
+        slots = start + jnp.arange(size)
+        keys, values = (read(lax.dynamic_slice_in_dim(buffer, start, size, axis=2)) for buffer in cached)
+        seen = _visible(positions, slots[None], positions[:, :1], window) & (slots >= index * size)
+        return _meet(carry, grouped, keys, values, seen)
+
+    last = jnp.full_like(positions[:, -1:], jnp.iinfo(jnp.int32).max)
+    nothing = jnp.zeros((*grouped.shape[:-1], 1))
+    carry = nothing + MASKED, nothing, jnp.zeros(_flat(grouped).shape)
+    carry = _meet(carry, grouped, *new, _visible(positions, positions, last, window))
+    num_blocks = -(-jnp.maximum(positions[:, 0].max(), 0) // size)
+    _, total, mixed = lax.fori_loop(0, num_blocks, read_block, carry)
+    return _ungroup(mixed / _flat(total), query)
+
+
+def _meet(sums: _Sums, grouped: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> _Sums:
+    """Adds some keys and values to the running maximum, sum and mixture of a softmax."""
+    peak, total, mixed = sums
+    scores = _scores(grouped, keys, seen)
+    highest = jnp.maximum(peak, scores.max(-1, keepdims=True))
+    weights, fade = jnp.exp(scores - highest), jnp.exp(peak - highest)
+    total = total * fade + weights.sum(-1, keepdims=True)
+    return highest, total, mixed * _flat(fade) + _mix(weights, values)
+
+
+def _attend_to_prefix(
+    query: jax.Array,
+    new: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    *,
+    window: int | None,
+) -> jax.Array:
     sizes = prefixes(cached[0].shape[2], query.shape[1])
     branches = [partial(_attend, size=size, window=window) for size in sizes]
     smallest = jnp.searchsorted(jnp.asarray(sizes), jnp.maximum(positions[:, 0].max(), 0))

@@ -104,8 +104,8 @@ class PMap(Driver):
         """Calls every group's program, then puts their results together."""
         groups = [tuple(devices) for devices in self.mesh.devices]
         parts = [jax.tree.map(partial(_part, devices=devices), arguments) for devices in groups]
-        programs = [_program(function, devices, donated, **statics) for devices in groups]
-        results = [program(*part) for program, part in zip(programs, parts, strict=True)]
+        programs = [program(function, devices, donated, **statics) for devices in groups]
+        results = [run(*part) for run, part in zip(programs, parts, strict=True)]
         return jax.tree.map(self._join, *results)
 
     def _stack(self, inputs: Inputs) -> Inputs:
@@ -137,7 +137,13 @@ def _part(leaf: jax.Array, devices: tuple[Any, ...]) -> jax.Array:
 
 
 @functools.cache
-def _program(
-    function: Callable[..., Any], devices: tuple[Any, ...], donated: tuple[int, ...], **statics: Any
-) -> Callable[..., Any]:
+def program(function: Callable[..., Any], devices: tuple[Any, ...], donated: tuple[int, ...], **statics: Any) -> Any:
+    """The program of one group of devices, as `jax.pmap` makes it.
+
+    Args:
+      function: of `decode`.
+      devices: along the model axis.
+      donated: arguments whose buffers the results may take.
+      **statics: keywords of the function.
+    """
     return jax.pmap(partial(function, **statics), axis_name=MODEL, devices=devices, donate_argnums=donated)

@@ -11,16 +11,14 @@ from specjax.models import attention
 HEADS, GROUPS, WIDTH = 4, 2, 8
 
 
-def attend(capacity, starts, window, *, sliding=None):
-    """What `attention.attend` gives for `window` new tokens a row, and what is right."""
+def attend(capacity, starts, window, *, sliding=None, way=attention.attend):
+    """What `attention.attend` (or another `way`) gives for `window` new tokens a row, and what is right."""
     rng, batch = np.random.default_rng(capacity + sum(starts)), len(starts)
     query = rng.normal(size=(batch, window, HEADS, WIDTH)).astype(np.float32)
     buffers = rng.normal(size=(2, batch, GROUPS, capacity, WIDTH)).astype(np.float32)
     new = rng.normal(size=(2, batch, GROUPS, window, WIDTH)).astype(np.float32)
     positions = np.array(starts)[:, None] + np.arange(window)
-    found = jax.jit(attention.attend, static_argnames="window")(
-        query, tuple(new), tuple(buffers), positions, window=sliding
-    )
+    found = jax.jit(way, static_argnames="window")(query, tuple(new), tuple(buffers), positions, window=sliding)
     right = np.zeros((batch, window, HEADS, WIDTH))
     for row, start in enumerate(starts):
         keys, values = np.concatenate([buffers[:, row, :, :start], new[:, row]], axis=2).astype(np.float64)
@@ -42,6 +40,25 @@ def attend(capacity, starts, window, *, sliding=None):
 def test_every_prefix_holds_the_longest_row(capacity, starts, sliding):
     found, right = attend(capacity, starts, 7, sliding=sliding)
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("sliding", [None, 300])
+@pytest.mark.parametrize(
+    ("capacity", "starts"), [(300, [0, 299]), (1100, [3, 256]), (1100, [1093, 1024]), (2500, [2049, 40])]
+)
+def test_blocks_hold_the_longest_row(capacity, starts, sliding):
+    """What a TPU does, here on CPU: in the third case the last block begins inside the one before it."""
+    found, right = attend(capacity, starts, 7, sliding=sliding, way=attention.attend_in_blocks)
+    np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
+
+
+def test_only_blocks_that_hold_something_are_read():
+    """Broken slots would poison even a masked read (0 * NaN)."""
+    buffers = jnp.full((2, 1, GROUPS, 2 * attention.BLOCK, WIDTH), jnp.nan).at[:, :, :, : attention.BLOCK].set(0.5)
+    new, query = jnp.ones((2, 1, GROUPS, 1, WIDTH)), jnp.ones((1, 1, HEADS, WIDTH))
+    for start, healthy in ((attention.BLOCK, True), (attention.BLOCK + 1, False)):
+        given = query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[start]])
+        assert bool(jnp.isfinite(attention.attend_in_blocks(*given)).all()) == healthy
 
 
 @pytest.mark.parametrize("starts", [[0, 0], [0, 5]])

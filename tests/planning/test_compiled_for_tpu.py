@@ -1,0 +1,149 @@
+"""What the TPU compiler makes of the decoding loop for v5e 2x4, at small shapes. Needs libtpu, and no TPU."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+from specjax.models.attention import BLOCK
+from specjax.models.config import TransformerConfig
+from specjax.models.params import init_params
+from specjax.models.transformer import Transformer
+from specjax.parallel.mesh import make_mesh
+from specjax.planning.counts import attention, count_loop, made_like
+from specjax.planning.figures import compile_steps
+from specjax.planning.hardware import describe
+from specjax.planning.hlo import parse_program
+from specjax.planning.memory import Refusal, compile_or_refuse
+from specjax.planning.plan import Request, make_plan, model_pair
+from specjax.planning.programs import Workload, lower
+from specjax.planning.traffic import Count
+
+pytest.importorskip("libtpu", reason="the compiler for TPUs is not installed (extra tpu-plan)")
+
+ROWS, CONTEXT, WINDOW = 8, 500, 4
+TARGET = TransformerConfig(
+    vocab_size=32000,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_positions=4096,
+)
+DRAFT = dataclasses.replace(TARGET, hidden_size=512, intermediate_size=1024, num_layers=1, num_heads=8)
+REQUEST = Request(
+    target_name="small",
+    draft_name="smaller",
+    target=TARGET,
+    draft=DRAFT,
+    topology="v5e:2x4",
+    batch_sizes=(ROWS,),
+    context=CONTEXT,
+    max_new_tokens=100,
+    num_speculative_tokens=WINDOW,
+)
+
+
+def programs(parallel, **changes):
+    """The programs of eight rows, lowered."""
+    mesh = make_mesh(1, 8, devices=describe("v5e:2x4"))
+    work = Workload(
+        config=REQUEST.decoder(),
+        dtype=jnp.bfloat16,
+        batch_size=ROWS,
+        prompt_width=CONTEXT - 100,
+        max_new_tokens=100,
+    )
+    return lower(dataclasses.replace(work, **changes), mesh, parallel)
+
+
+@pytest.fixture(scope="module", params=["shard_map", "pmap"])
+def compiled(request):
+    """Figures of the speculative steps under one driver, and the least that its verify step can move."""
+    lowered = programs(request.param)
+    figures = compile_steps(lowered, WINDOW, CONTEXT)
+    return figures, model_pair(REQUEST, lowered).verify(ROWS, WINDOW).traffic
+
+
+def test_a_verify_step_sums_twice_a_layer(compiled):
+    """And once for the embedding; the draft model is whole on every device. The logits are exchanged once."""
+    collectives = dict(compiled[0]["verify"]["collectives"])
+    assert collectives.pop("all-reduce")["count"] == 2 * TARGET.num_layers + 1
+    assert sum(kind["count"] for kind in collectives.values()) == 1
+
+
+def test_the_loop_does_not_speak_to_the_host(compiled):
+    assert compiled[0]["step"]["host_transfers"] == 0
+
+
+def test_the_state_lives_on_in_its_own_buffers(compiled):
+    memory, cache = compiled[0]["memory"], 2 * ROWS * CONTEXT * 128 * 2 * (TARGET.num_layers + 8 * DRAFT.num_layers)
+    assert memory["aliased"] >= cache
+    assert memory["results"] - memory["aliased"] < 0.001 * cache
+
+
+def test_no_buffer_of_the_cache_is_laid_out_anew(compiled):
+    """A copy from the chip's own memory back to HBM is where the compiler chose to write; others would be waste."""
+    assert not [name for name in compiled[0]["cache_copies"] if not name.startswith("copy-start")]
+
+
+def test_a_verify_step_moves_little_beyond_its_least(compiled):
+    figures, least = compiled
+    assert 0.9 * least.num_bytes < figures["verify"]["bytes"] <= 1.25 * least.num_bytes
+    assert figures["verify"]["bytes_dearest"] <= 1.5 * least.num_bytes
+
+
+def test_temporaries_hold_no_padded_logits(compiled):
+    logits = ROWS * (WINDOW + 1) * TARGET.vocab_size * 4
+    caches = 2 * ROWS * CONTEXT * 128 * 2 * (TARGET.num_layers + 8 * DRAFT.num_layers)
+    assert compiled[0]["memory"]["temporaries"] < 8 * logits + 2 * caches
+
+
+def test_what_does_not_fit_is_refused_with_its_size():
+    refusal = compile_or_refuse(programs("shard_map", prompt_width=400_000).prefill)
+    assert isinstance(refusal, Refusal)
+    assert refusal.available == 15.75 * 2**30
+    assert refusal.excess > 0
+
+
+def test_several_heads_on_a_device_are_read_as_far_as_there_is_text():
+    """A pass over five tokens in a loop: beside its weights it reads the blocks that hold the context."""
+    heads, capacity = 4, 4096 + WINDOW + 1
+    config = dataclasses.replace(TARGET, num_layers=1, hidden_size=256, num_heads=4, num_kv_heads=heads, vocab_size=256)
+    model, device = Transformer(config), SingleDeviceSharding(describe("v5e:2x4")[0])
+
+    def run(params, tokens, length, cache):
+        def step(carry):
+            output, cache = model.apply(params, carry[0], carry[1][:, None] + jnp.arange(WINDOW + 1), carry[2])
+            return output.logits.argmax(axis=-1), carry[1] + WINDOW + 1, cache
+
+        return lax.while_loop(lambda carry: carry[1].max() < 4096, step, (tokens, length, cache))
+
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype=jnp.bfloat16))
+    cache = jax.eval_shape(lambda: model.init_cache(params, ROWS, capacity))
+    shapes = params, jnp.zeros((ROWS, WINDOW + 1), jnp.int32), jnp.zeros(ROWS, jnp.int32), cache
+    given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+    program = parse_program(jax.jit(run, donate_argnums=3).lower(*given).compile().as_text())
+    moved = {
+        context: count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
+        for context in (100, 4096)
+    }
+    block = 2 * ROWS * heads * BLOCK * config.head_dim * 2
+    assert moved[4096] - moved[100] == pytest.approx(3 * block, rel=0.01)
+    assert moved[100] < 2 * block
+    assert not made_like(program, cache)
+
+
+def test_a_whole_plan():
+    config = dataclasses.replace(TARGET, num_layers=1, hidden_size=512, intermediate_size=1024, vocab_size=4096)
+    said = []
+    plan = make_plan(dataclasses.replace(REQUEST, target=config, draft=config, context=128), said.append)
+    (batch,) = plan["batches"]
+    assert [line.split()[-1] for line in said] == ["prefill", "plain", "speculative"]
+    assert all(program["fits"] for program in batch["programs"].values())
+    assert batch["modelled"]["speedup"][0.9] > batch["modelled"]["speedup"][0.3] > 0
