@@ -69,8 +69,9 @@ def step_times(pair: Pair, overhead: Overhead, chip: Chip, rows: int) -> dict[in
 
 
 def _overhead(figures: Mapping[str, Any] | None, least: Work) -> float:
-    known = figures is not None and figures["fits"]
-    return figures["step"]["bytes"] / least.traffic.num_bytes if known else 1.0
+    if figures is None or not figures["fits"]:
+        return 1.0
+    return figures["step"]["bytes"] / least.traffic.num_bytes
 
 
 def expected_tokens(acceptance: float, window: int) -> float:

@@ -129,7 +129,7 @@ def _inputs(batch: int, width: int) -> Any:
     """Keys, prompts, lengths and sampling parameters, as shapes."""
     keys = jax.eval_shape(lambda: jax.vmap(jax.random.key)(jnp.arange(batch)))
     prompt, length = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, width), (batch,)))
-    sampling = sampling_params(batch, max_tokens=1, stop_ids=[0])
+    sampling = sampling_params(batch, max_tokens=1, stop_token_ids=[0])
     return keys, prompt, length, jax.eval_shape(lambda: sampling)
 
 
