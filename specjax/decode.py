@@ -329,7 +329,6 @@ def _judge(
     config: DecodeConfig, logits: jax.Array, keys: jax.Array, text: Context, draft: Draft, sampling: SamplingParams
 ) -> tuple[Verdict, jax.Array, LogProbs | None]:
     """The verdict on drafts, which `text` has behind its length; leading positions `[B]` that have a law; and logs."""
-    logits = logits[..., : config.target.vocab_size]
     chex.assert_shape(logits, (len(keys), draft.tokens.shape[1] + 1, config.target.vocab_size))
     log_probs, healthy = law(logits, sampling, text, text.length[:, None] + jnp.arange(logits.shape[1]))
     num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)

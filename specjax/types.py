@@ -42,6 +42,8 @@ class ModelOutput:
     """Hidden states tapped by the model (`[B, T, E]` each) or None. See `Transformer.taps`."""
     axis: str | None = struct.field(pytree_node=False, default=None)
     """Mesh axis that the vocabulary is cut over; None: the logits are whole. See `shares`, which deals with both."""
+    vocab_size: int | None = struct.field(pytree_node=False, default=None)
+    """With an `axis`: V without what the vocabulary was padded by."""
 
 
 @struct.dataclass(kw_only=True)
@@ -108,8 +110,9 @@ class Draft:
     """`[B, M]` int32; entries past `length` may hold anything."""
     length: jax.Array
     """`[B]` int32 in 0..M. May depend on the prefix and on history, never on the sampled tokens themselves."""
-    log_probs: jax.Array | None = None
-    """`[B, M, V]` float32, the law each token was sampled from; None for a deterministic proposal."""
+    log_probs: Any = None
+    """`[B, M, V]` float32, the law each token was sampled from; None for a deterministic proposal. On a mesh it may be
+    the `Share` of these rows that a device decides for."""
     evidence: jax.Array | None = None
     """`[B]` int32, grade from 0 to `pace.GRADES - 1` of how much of the prefix speaks for the proposal (an n-gram
     drafter's match length); acceptance is learned grade by grade. It may hang on the prefix only, never on tokens that

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.shares import Share
 from specjax.types import Context, Draft, LogProbs, Verdict
 
 
@@ -19,7 +20,7 @@ def check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
     Raises:
       ValueError: arrays of other shapes or kinds.
     """
-    laws = None if draft.log_probs is None else draft.log_probs.shape
+    laws = None if draft.log_probs is None or isinstance(draft.log_probs, Share) else draft.log_probs.shape
     integers = all(jnp.issubdtype(ids.dtype, jnp.integer) for ids in (draft.tokens, draft.length))
     shapes = draft.tokens.shape == shape and draft.length.shape == shape[:1] and laws in (None, (*shape, vocab_size))
     if not (integers and shapes):
@@ -32,7 +33,7 @@ def check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
 
 def narrow(draft: Draft, width: int) -> Draft:
     """The first `width` columns of a draft whose rows are no longer than that."""
-    laws = None if draft.log_probs is None else draft.log_probs[:, :width]
+    laws = jax.tree.map(lambda law: law[:, :width], draft.log_probs)
     return dataclasses.replace(draft, tokens=draft.tokens[:, :width], log_probs=laws)
 
 

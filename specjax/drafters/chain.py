@@ -10,25 +10,31 @@ import numpy as np
 from jax import lax
 
 from specjax.sampling import categorical, law
-from specjax.types import Context, Draft, SamplingParams
+from specjax.shares import Share, by_rows
+from specjax.types import Context, Draft, ModelOutput, SamplingParams
 
 
 def draft_chain(
-    forward: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    forward: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[ModelOutput, Any]],
     keys: jax.Array,
     state: Any,
     context: Context,
     sampling: SamplingParams,
+    *,
+    vocab_size: int,
+    axis: str | None = None,
 ) -> tuple[Draft, Any]:
     """Drafts M tokens a row from the law that `forward` yields, transformed exactly like the target's.
 
     Args:
-      forward: `(state, window [B, M], offset, last [B]) -> (logits [B, V], state)`: the law of the token that follows
-        `last`, which is the pending token at offset 0 and `window[:, offset - 1]` later.
+      forward: `(state, window [B, M], offset, last [B]) -> (output, state)`: of one position, the law of the token that
+        follows `last`, which is the pending token at offset 0 and `window[:, offset - 1]` later.
       keys: `[B, M]` typed keys, one per drafted token.
       state: the first argument of `forward`.
       context: the committed text.
       sampling: the rows' parameters.
+      vocab_size: the target's width V; the model's logits are cut or padded to it.
+      axis: mesh axis over which rows are dealt, for draws as for verdicts: laws stay where they are used (`by_rows`).
 
     Returns:
       The draft with the law it was sampled from, cut before the first position whose logits define no law; and the
@@ -38,20 +44,24 @@ def draft_chain(
     pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
     rows = jnp.arange(batch)
 
+    def draw(logits: jax.Array, keys: jax.Array, text: Context, sampling: SamplingParams) -> tuple:
+        log_probs, healthy = law(match_vocab(logits, vocab_size), sampling, text, text.length[:, None])
+        token, log_probs = categorical(keys, log_probs[:, 0]), log_probs[:, 0]
+        return token, healthy[:, 0], log_probs if axis is None else Share(log_probs)
+
     def step(carry: tuple, column: tuple[jax.Array, jax.Array]) -> tuple[tuple, tuple]:
-        (state, text, drafted, last), (offset, key) = carry, column
-        logits, state = forward(state, drafted, offset, last)
-        seen = context.length + offset
-        log_probs, healthy = law(logits[:, None], sampling, dataclasses.replace(context, tokens=text), seen[:, None])
-        token = categorical(key, log_probs[:, 0])
-        text = text.at[rows, seen].set(token, mode="drop")
-        return (state, text, drafted.at[:, offset].set(token), token), (log_probs[:, 0], healthy[:, 0])
+        (state, tokens, drafted, last), (offset, key) = carry, column
+        output, state = forward(state, drafted, offset, last)
+        text = dataclasses.replace(context, tokens=tokens, length=context.length + offset)
+        token, healthy, log_probs = by_rows(draw, output, key, text, sampling, axis=axis)
+        tokens = tokens.at[rows, text.length].set(token, mode="drop")
+        return (state, tokens, drafted.at[:, offset].set(token), token), (log_probs, healthy)
 
     start = state, context.tokens, jnp.zeros((batch, window), jnp.int32), pending
     columns = keys[np.arange(batch), np.arange(window)[:, None]]  # JAX's key-reuse check takes a transpose for a use
     (state, _, tokens, _), (laws, healthy) = lax.scan(step, start, (jnp.arange(window), columns))
     length = jnp.cumprod(healthy.astype(jnp.int32), axis=0).sum(axis=0)
-    return Draft(tokens=tokens, length=length, log_probs=laws.swapaxes(0, 1)), state
+    return Draft(tokens=tokens, length=length, log_probs=jax.tree.map(lambda law: law.swapaxes(0, 1), laws)), state
 
 
 def match_vocab(logits: jax.Array, vocab_size: int) -> jax.Array:

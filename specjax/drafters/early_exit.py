@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from specjax.drafters.chain import draft_chain
 from specjax.models.transformer import Transformer
-from specjax.shares import all_columns
 from specjax.types import Context, Draft, KVCache, ModelOutput, Params, SamplingParams
 
 
@@ -51,14 +50,14 @@ class EarlyExitDrafter:
         offsets = jnp.arange(self.num_tokens)
         pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
 
-        def forward(state: None, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[jax.Array, None]:
+        def forward(state: None, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[ModelOutput, None]:
             tokens = jnp.concatenate([pending, window[:, :-1]], axis=1)
             positions = jnp.where(offsets <= offset, context.length[:, None] - 1 + offsets, -1)
             hidden, _ = self.target.hidden_states(params.target, tokens, positions, cache, num_layers=self.exit_layer)
-            output = self.target.unembed(params.target, hidden[-1][:, offset, None])
-            return all_columns(output)[:, 0, : self.target.vocab_size], None
+            return self.target.unembed(params.target, hidden[-1][:, offset, None]), None
 
-        return draft_chain(forward, keys, state, context, sampling)
+        width, axis = self.target.vocab_size, self.target.axis
+        return draft_chain(forward, keys, state, context, sampling, vocab_size=width, axis=axis)
 
     def update(self, params: Params, state: None, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> None:
         """Nothing to do: the target has just rewritten those slots."""

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.chain import draft_chain, match_vocab
-from specjax.shares import all_columns
+from specjax.drafters.chain import draft_chain
 from specjax.types import Context, Draft, LanguageModel, ModelOutput, Params, SamplingParams
 
 
@@ -23,6 +22,8 @@ class ModelDrafter:
     num_tokens: int
     vocab_size: int
     """The target's width V; the model's may differ by padding, and no id beyond either is proposed."""
+    axis: str | None = None
+    """Mesh axis that the target is cut over, whether or not the model is: its devices share the draws."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -37,13 +38,11 @@ class ModelDrafter:
     ) -> tuple[Draft, Any]:
         """Samples the window token by token from the model's law, processed like the target's."""
 
-        def forward(state: Any, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[jax.Array, Any]:
+        def forward(state: Any, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[ModelOutput, Any]:
             positions = (context.length - 1 + offset)[:, None]
-            output, state = self.model.apply(params.draft, last[:, None], positions, state)
-            logits = all_columns(output)[..., : self.model.vocab_size]
-            return match_vocab(logits, self.vocab_size)[:, 0], state
+            return self.model.apply(params.draft, last[:, None], positions, state)
 
-        return draft_chain(forward, keys, state, context, sampling)
+        return draft_chain(forward, keys, state, context, sampling, vocab_size=self.vocab_size, axis=self.axis)
 
     def update(self, params: Params, state: Any, tokens: jax.Array, positions: jax.Array, output: ModelOutput) -> Any:
         """Feeds what the target has committed. See `Drafter.update`."""

@@ -71,8 +71,13 @@ class DraftModel:
         draft = load_model(str(self.model), dtype=dtype, mesh=target.mesh, axis=axis)
         if not self.allow_vocabulary_mismatch:
             _check_vocabulary(target, draft)
-        width = target.model.vocab_size
-        return ModelDrafter(model=draft.model, num_tokens=self.num_speculative_tokens, vocab_size=width), draft.params
+        drafter = ModelDrafter(
+            model=draft.model,
+            num_tokens=self.num_speculative_tokens,
+            vocab_size=target.model.vocab_size,
+            axis=target.model.axis,
+        )
+        return drafter, draft.params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -101,9 +101,11 @@ class Transformer:
         return lax.psum(jnp.where(mine[..., None], found, 0), self.axis)
 
     def unembed(self, params: Any, hidden: jax.Array) -> ModelOutput:
-        """Final norm and head of `[B, T, E]`; each device computes the logits of its part of the vocabulary."""
+        """Final norm and head of `[B, T, E]`: the logits of all ids, or of a device's part of the vocabulary."""
         logits = linear(norm(hidden, params["norm"], self.config), params.get("unembed", params["embed"]))
-        return ModelOutput(logits=logits, axis=self.axis)
+        if self.axis is None:
+            return ModelOutput(logits=logits[..., : self.vocab_size])  # `Jit` has padded params and no axis
+        return ModelOutput(logits=logits, axis=self.axis, vocab_size=self.vocab_size)
 
 
 def _run_layer(

@@ -41,7 +41,7 @@ def on_mesh(config: DecodeConfig, *, target: str | None = MODEL, draft: str | No
     if isinstance(drafter, EarlyExitDrafter):
         drafter = dataclasses.replace(drafter, target=_over(drafter.target, target))
     if isinstance(drafter, ModelDrafter):
-        drafter = dataclasses.replace(drafter, model=_over(drafter.model, draft))
+        drafter = dataclasses.replace(drafter, model=_over(drafter.model, draft), axis=target)
     return dataclasses.replace(config, target=_over(config.target, target), drafter=drafter)
 
 

@@ -16,10 +16,11 @@ from texts import NEW, ROWS, WINDOW, inputs
 import specjax
 from specjax.decode import DecodeConfig
 from specjax.models.transformer import Transformer
+from specjax.parallel.drivers import SINGLE_DEVICE
 from specjax.parallel.mesh import MODEL, make_mesh
 from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import on_mesh, param_specs
-from specjax.shares import all_columns
+from specjax.shares import by_rows
 
 WIDTH = 8
 COLUMNS = WIDTH + NEW
@@ -95,7 +96,7 @@ def logits(kv_heads, model):
         for columns in (slice(0, 5), slice(5, 8)):
             positions = jnp.broadcast_to(jnp.arange(8)[columns], (2, columns.stop - columns.start))
             seen, cache = target.apply(params.target, tokens[:, columns], positions, cache)
-            found.append(all_columns(seen)[..., : target.vocab_size])
+            found.append(by_rows(lambda logits: logits, seen))
         return jnp.concatenate(found, axis=1)
 
     if model:
@@ -112,6 +113,21 @@ def logit_errors():
         right = logits(kv_heads, 0)
         found[f"{kv_heads} spread"] = right.std()
         found |= {f"{kv_heads} {model}": abs(logits(kv_heads, model) - right).max() for model in (1, 2, 4, 8)}
+    return found
+
+
+def shares():
+    """Three rows, sampled, on one device and on four that share the rows; each has the whole of the draft model."""
+    key, prompt, length, _ = inputs(0.0)
+    arguments = key, prompt[:3], length[:3], specjax.sampling_params(3, temperature=[1.0, 0.7, 0.0], max_tokens=NEW)
+    drafter = specjax.ModelDrafter(model=Transformer(texts.DRAFT), num_tokens=WINDOW, vocab_size=61)
+    options = {"verifier": specjax.Block(), "prefill_chunk": WIDTH, "log_probs": True}
+    alone = DecodeConfig(target=Transformer(TINY), drafter=drafter, **options)
+    params, found = specjax.Params(target=tiny_params(0, TINY), draft=tiny_params(1, texts.DRAFT)), {}
+    for driver, config in ((SINGLE_DEVICE, alone), (ShardMap(make_mesh(1, 4)), on_mesh(alone))):
+        output = driver.generate(driver.place(params, config), *arguments, config=config, max_new_tokens=NEW)
+        counts = {"accepted": output.stats.accepted, "drafted": output.stats.drafted}
+        found[type(driver).__name__] = {"tokens": output.tokens, **counts, "log_probs": output.log_probs.processed}
     return found
 
 
@@ -136,7 +152,8 @@ def recompilations():
 
 def main():
     found = {"texts": texts.compare(json.loads(sys.argv[1]))}
-    found |= {"fillers": fillers(), "ties": ties(), "logits": logit_errors(), "recompilations": recompilations()}
+    found |= {"fillers": fillers(), "ties": ties(), "logits": logit_errors(), "shares": shares()}
+    found["recompilations"] = recompilations()
     print(json.dumps(found, default=lambda value: value.tolist()))
 
 

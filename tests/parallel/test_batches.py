@@ -24,7 +24,7 @@ def test_case_62_slots_on_a_mesh_compile_nothing_later(found, driver):
 
 def test_measured_pace_on_a_mesh_leaves_the_tokens(found):
     rows, right = found["measured"]["rows"], found["alone"]["rows"]
-    assert {name: row[:2] for name, row in rows.items()} == {name: row[:2] for name, row in right.items()}
+    assert {name: row[:2] for name, row in rows.items()} == {name: right[name][:2] for name in ("0", "1", "2")}
 
 
 def test_a_call_ends_for_all_groups_when_a_row_is_done(found):

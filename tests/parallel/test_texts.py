@@ -5,6 +5,7 @@ Cases 26, 50, 58 and 62 on meshes are found by the same program.
 
 import itertools
 
+import numpy as np
 import pytest
 import worlds
 
@@ -69,6 +70,14 @@ def test_case_50_the_lowest_id_wins_across_shards(found):
 def test_case_58_logits_are_those_of_one_device(found, kv_heads, devices):
     assert found["logits"][f"{kv_heads} {devices}"] < 1e-5
     assert found["logits"][f"{kv_heads} spread"] > 0.5
+
+
+def test_devices_share_the_rows_of_a_batch(found):
+    """Three rows on four devices: the drafts, the verdicts and the counts of one device, and its log-probabilities."""
+    alone, shared = found["shares"]["SingleDevice"], found["shares"]["ShardMap"]
+    np.testing.assert_allclose(shared.pop("log_probs"), alone.pop("log_probs"), atol=1e-4)
+    assert shared == alone
+    assert 0 < sum(alone["accepted"]) < sum(alone["drafted"])
 
 
 def test_case_62_nothing_recompiles_on_a_mesh(found):
