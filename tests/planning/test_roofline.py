@@ -50,8 +50,12 @@ def test_a_pass_without_logits_reads_no_head():
 
 
 def test_a_cut_model_sums_twice_a_layer_and_once_for_the_embedding():
-    collectives = model(parts=2).least(2, 3, 10).traffic.collectives
-    assert collectives == {"all-reduce": (5, 5 * 4 * 6 * 32), "all-gather": (1, 4 * 6 * 61)}
+    sums, logits = (5, 5 * 4 * 6 * 32), 4 * 6 * 61
+    work = model(parts=2).least(2, 3, 10)
+    assert work.traffic.collectives == {"all-reduce": sums, "all-to-all": (1, logits / 2)}
+    gathering = dataclasses.replace(model(parts=2), gathers=True).least(2, 3, 10)
+    assert gathering.traffic.collectives == {"all-reduce": sums, "all-gather": (1, logits)}
+    assert gathering.traffic.num_bytes - work.traffic.num_bytes == logits / 2
     assert model(parts=2).least(2, 3, 10, head=False).traffic.collectives.keys() == {"all-reduce"}
 
 
@@ -68,6 +72,7 @@ def test_a_step_waits_for_the_slower_of_memory_and_compute_then_for_the_links():
     bound_by_memory = Work(traffic=Traffic(num_bytes=2e6), flops=1e9)
     assert seconds(bound_by_memory, CHIP, 4) == 2
     assert seconds(Work(traffic=Traffic(num_bytes=2e6, collectives=exchanged), flops=3e9), CHIP, 4) == 3 + 1.5 + 0.3
+    assert exchange_seconds(Traffic(collectives={"all-to-all": (1, 400.0)}), CHIP, 4) == 0.4
     small = Traffic(collectives={"all-reduce": (10, 1e-9), "all-gather": (10, 1e-9)})
     assert exchange_seconds(small, CHIP, 8) == pytest.approx(10 * 8e-6 + 10 * 4e-6)
 
