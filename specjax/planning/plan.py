@@ -153,13 +153,7 @@ def model_pair(request: Request, lowered: Lowered) -> Pair:
     heads, draft_heads = (cache.keys[0].shape[1] for cache in (lowered.state.cache, lowered.state.draft_state))
     return Pair(
         target=Model(config=request.target, params=lowered.params.target, kv_heads=heads, parts=parts),
-        draft=Model(
-            config=request.draft,
-            params=lowered.params.draft,
-            kv_heads=draft_heads,
-            parts=draft_parts,
-            gathers=True,
-        ),
+        draft=Model(config=request.draft, params=lowered.params.draft, kv_heads=draft_heads, parts=draft_parts),
         context=request.context,
     )
 

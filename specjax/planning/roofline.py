@@ -52,8 +52,6 @@ class Model:
     kv_heads: int
     parts: int
     """Devices that the model is cut over."""
-    gathers: bool = False
-    """Whether each of them wants all logits, as a drafter does; otherwise it exchanges them for its share of rows."""
 
     @property
     def item_bytes(self) -> int:
@@ -79,7 +77,7 @@ class Model:
           head: whether logits are wanted; they are counted once, in float32, as many as a device has in the end.
         """
         config, hidden = self.config, 4 * rows * tokens * self.config.hidden_size
-        logits = 4 * rows * tokens * config.vocab_size / (1 if self.gathers else self.parts) if head else 0
+        logits = 4 * rows * tokens * config.vocab_size / self.parts if head else 0
         layers = sum(leaf.size for leaf in jax.tree.leaves(self.params["layers"]))
         weights = layers + (self.params.get("unembed", self.params["embed"]).size if head else 0)
         query = self.params["layers"][0]["q"].shape[0]
@@ -95,7 +93,7 @@ class Model:
         sums = 1 + 2 * self.config.num_layers
         exchanged: dict[str, tuple[float, float]] = {"all-reduce": (sums, sums * hidden)}
         if logits:
-            exchanged["all-gather" if self.gathers else "all-to-all"] = 1, logits
+            exchanged["all-to-all"] = 1, logits
         return exchanged
 
 
