@@ -11,7 +11,7 @@ from specjax.benchmark.commands import execute
 from specjax.benchmark.files import check_pictures, write_report
 from specjax.benchmark.measure import Pair
 from specjax.benchmark.options import Plan, parse_plan, recorded
-from specjax.jobs.runtime import configure
+from specjax.jobs.runtime import configure, fail
 from specjax.report.benchmark import conclusion, grids, terminal_table
 
 
@@ -45,11 +45,6 @@ def run(plan: Plan) -> None:
         console.print(terminal_table(grid))
     print(conclusion(summary))
     print("wrote", *files, file=sys.stderr)
-
-
-def fail(error: Exception, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

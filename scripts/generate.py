@@ -3,11 +3,9 @@
 With --input and --output-dir it is a batch job, which goes on after any crash: see docs/batch.md.
 """
 
-import contextlib
 import json
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -18,10 +16,10 @@ from specjax.jobs.decoder import build_decoder, plain_decoder
 from specjax.jobs.job import run_job
 from specjax.jobs.options import parse_options
 from specjax.jobs.prompts import encode_prompts, read_prompts
-from specjax.jobs.runtime import configure
+from specjax.jobs.runtime import configure, fail, open_output
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare, comparison_text, completion_row, summarize
-from specjax.parallel.launch import first_process_only, only_on_first
+from specjax.parallel.launch import first_process_only
 from specjax.report.table import job_table, position_table, summary_table
 
 
@@ -94,21 +92,12 @@ def batch(settings: Settings) -> int:
     return 130 if outcome.signal == "SIGINT" else 0
 
 
-def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    return contextlib.nullcontext() if path is None else Path(only_on_first(path)).open("w", encoding="utf-8")
-
-
 def show(batch: Batch, settings: Settings, file: TextIO | None) -> None:
     for completion in batch.completions:
         if file is not None:
             print(json.dumps(completion_row(completion), ensure_ascii=False), file=file, flush=True)
         if settings.streams or file is None:
             print("" if settings.streams else completion.text, flush=True)
-
-
-def fail(error: Exception, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import jax
 from rich.console import Console
 
 from specjax.benchmark.files import check_pictures
+from specjax.jobs.runtime import fail
 from specjax.planning.options import parse_request
 from specjax.planning.plan import make_plan
 from specjax.report.plan import plan_tables
@@ -36,11 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return fail(error, 1)
     return 0
-
-
-def fail(error: Exception, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

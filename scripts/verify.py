@@ -1,11 +1,8 @@
 """Checks on your model that speculative decoding is lossless: distribution, tokens, bits. Exit status 1 if not."""
 
-import contextlib
 import dataclasses
 import json
 import sys
-from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import track
@@ -14,7 +11,7 @@ from specjax.jobs.checks import Checks, parse_checks
 from specjax.jobs.consistency import compare_samples, compare_texts, judge, report
 from specjax.jobs.decoder import build_decoder
 from specjax.jobs.prompts import encode_prompts, read_prompts
-from specjax.jobs.runtime import configure
+from specjax.jobs.runtime import configure, fail, open_output
 from specjax.jobs.settings import Settings, record
 from specjax.report.levels import divergence_table, failures, level_table, pool_texts, verdict
 
@@ -55,15 +52,6 @@ def run(settings: Settings, checks: Checks) -> bool:
         console.print(divergence_table(texts))
     print(verdict(judgements))
     return not failures(judgements)
-
-
-def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    return contextlib.nullcontext() if path is None else Path(path).open("w", encoding="utf-8")
-
-
-def fail(error: Exception, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""What a script sets in JAX before it runs anything."""
+"""What scripts share: settings of JAX before anything runs, an output file, and one line for an error."""
 
+import contextlib
 import os
+import sys
+from pathlib import Path
+from typing import TextIO
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from specjax.io.sources import cache_directory
+from specjax.parallel.launch import only_on_first
 
 
 def configure(dtype: str, *, cache: bool) -> None:
@@ -21,3 +26,14 @@ def configure(dtype: str, *, cache: bool) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # JAX looks at these once, at its first compilation
+
+
+def fail(error: Exception, status: int) -> int:
+    """Says what went wrong, on one line of stderr; returns the exit status."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    """A script's output file, None without a path; of several processes the first one's alone."""
+    return contextlib.nullcontext() if path is None else Path(only_on_first(path)).open("w", encoding="utf-8")
