@@ -14,7 +14,7 @@ SHORTEST = 256
 MANY = 32
 """Tokens of a block from which on one with nothing before it gets a program of its own."""
 BLOCK = 1024
-"""Slots that a TPU reads at once of buffers with several heads."""
+"""Slots that a TPU reads at once."""
 LANES = 128
 """Width of a TPU's registers."""
 MASKED = jnp.finfo(jnp.float32).min / 2
@@ -36,8 +36,8 @@ def attend(
     Old and new keys meet only in the softmax's maximum and sum (as in online softmax, arXiv 1805.02867), so that the
     cache is not written, copied or concatenated here.
 
-    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU, where
-    there are several KV heads of full width, in blocks.
+    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU, if the
+    heads have full width, in blocks.
 
     Args:
       query: `[B, T, H, D]`, rotated.
@@ -50,9 +50,9 @@ def attend(
     Returns:
       `[B, T, H * D]` float32.
     """
-    new, (_, heads, capacity, width) = _quarantine(*new), cached[0].shape
+    new, (capacity, width) = _quarantine(*new), cached[0].shape[2:]
     prefix = partial(_attend_to_prefix, window=window)
-    if heads == 1 or width % LANES or capacity <= BLOCK:
+    if width % LANES or capacity <= BLOCK:
         return prefix(query, new, cached, positions)
     blocks = partial(attend_in_blocks, window=window)
     return lax.platform_dependent(query, new, cached, positions, tpu=blocks, default=prefix)
@@ -68,7 +68,8 @@ def attend_in_blocks(
 ) -> jax.Array:
     """`attend`, to the new tokens first and then to what lies before them, `BLOCK` slots at a time.
 
-    For a TPU: before it slices a prefix of a buffer of several heads, XLA lays the whole of it out anew.
+    For a TPU: to take a prefix of a buffer XLA lays the whole of it out anew (several heads), or fetches all of it
+    before it chooses among prefixes (one head). Heads narrower than `LANES` it lays out anew for blocks too.
     """
     grouped, capacity = _group(query, new[0]), cached[0].shape[2]
     size = min(BLOCK, capacity)

@@ -114,10 +114,11 @@ def test_what_does_not_fit_is_refused_with_its_size():
     assert refusal.excess > 0
 
 
-def test_several_heads_on_a_device_are_read_as_far_as_there_is_text():
-    """A pass over five tokens in a loop: beside its weights it reads the blocks that hold the context."""
-    heads, capacity = 4, 4096 + WINDOW + 1
-    config = dataclasses.replace(TARGET, num_layers=1, hidden_size=256, num_heads=4, num_kv_heads=heads, vocab_size=256)
+@pytest.mark.parametrize(("heads", "layers"), [(1, 16), (4, 4)])
+def test_a_cache_is_read_as_far_as_there_is_text(heads, layers):
+    """A pass over five tokens in a loop, its caches too large for the chip: it reads what holds text."""
+    capacity, sizes = 4096 + WINDOW + 1, {"num_layers": layers, "num_heads": 4, "num_kv_heads": heads}
+    config = dataclasses.replace(TARGET, hidden_size=256, intermediate_size=256, vocab_size=256, **sizes)
     model, device = Transformer(config), SingleDeviceSharding(describe("v5e:2x4")[0])
 
     def run(params, tokens, length, cache):
@@ -136,9 +137,9 @@ def test_several_heads_on_a_device_are_read_as_far_as_there_is_text():
         context: count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
         for context in (100, 4096)
     }
-    block = 2 * ROWS * heads * BLOCK * config.head_dim * 2
+    block = 2 * layers * ROWS * heads * BLOCK * config.head_dim * 2
     assert moved[4096] - moved[100] == pytest.approx(3 * block, rel=0.01)
-    assert moved[100] < 2 * block
+    assert moved[100] < 1.5 * block
     assert not made_like(program, cache)
 
 
