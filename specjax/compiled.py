@@ -190,7 +190,7 @@ def _steps(
     params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig, max_new_tokens: int
 ) -> Iterator[Output]:
     while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():
-        state = decode_steps(params, state, sampling, 1, config=config)
+        state = _decode_steps(params, state, sampling, jnp.int32(1), config=config)
         yield _output(state, max_new_tokens=max_new_tokens)
 
 

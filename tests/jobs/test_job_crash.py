@@ -60,6 +60,7 @@ def test_case_70_thirty_kills_change_nothing(model, tmp_path):
     assert summary["num_runs"] > KILLS // 4, report  # starts that completed rows before they were killed
 
 
+@pytest.mark.extended
 def test_kills_on_a_mesh_change_nothing(model, tmp_path):
     """Two groups of two devices: killed or not, the lines are those of a single device."""
     rows, options = 30, ["--max-new-tokens", "8"]
