@@ -130,10 +130,8 @@ def decode_steps(
 
     The state passed in is donated: its buffers live on in the one returned.
 
-    Raises:
-      ValueError: a temperature above 0 under the greedy verifier.
+    `sampling` is what `prefill` was given and checked: looking at its values here would wait for the device.
     """
-    _check_temperature(sampling, config)
     return _decode_steps(params, state, sampling, jnp.int32(num_steps), jnp.int32(least_running), config=config)
 
 
@@ -190,7 +188,7 @@ def _steps(
     params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig, max_new_tokens: int
 ) -> Iterator[Output]:
     while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():
-        state = _decode_steps(params, state, sampling, jnp.int32(1), config=config)
+        state = decode_steps(params, state, sampling, 1, config=config)
         yield _output(state, max_new_tokens=max_new_tokens)
 
 
@@ -228,7 +226,6 @@ def check_arguments(
     if max_new_tokens < 0:
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
     _check_widths(batch, sampling, pace, config)
-    _check_temperature(sampling, config)
     _check_drafter(config)
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prompt, prompt_length, sampling, pace))):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
@@ -250,15 +247,6 @@ def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, confi
 def _check_rows(name: str, rows: jax.Array, shape: tuple[int, ...]) -> None:
     if rows.shape != shape:
         raise ValueError(f"expected {name} of shape {list(shape)}, one per prompt, got {list(rows.shape)}")
-
-
-def _check_temperature(sampling: SamplingParams, config: DecodeConfig) -> None:
-    """Refuses to sample under a rule that cannot, where the temperatures are known."""
-    known = isinstance(config.verifier, Greedy) and not isinstance(sampling.temperature, Tracer)
-    if known and (np.asarray(sampling.temperature) > 0).any():
-        raise ValueError(
-            "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"
-        )
 
 
 def _check_drafter(config: DecodeConfig) -> None:
@@ -299,3 +287,7 @@ def _check_values(
         )
     if (stops >= config.target.vocab_size).any():
         raise ValueError(f"expected stop_token_ids below {config.target.vocab_size}, got {int(stops.max())}")
+    if isinstance(config.verifier, Greedy) and (np.asarray(sampling.temperature) > 0).any():
+        raise ValueError(
+            "expected temperature 0 with the greedy verifier; to sample use rejection, block or exact_match"
+        )

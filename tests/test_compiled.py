@@ -117,8 +117,8 @@ def test_stream_is_generate_step_by_step():
 
 
 def test_closing_a_stream_stops_decoding(monkeypatch):
-    steps, step = [], compiled._decode_steps
-    monkeypatch.setattr(compiled, "_decode_steps", lambda *args, **options: steps.append(1) or step(*args, **options))
+    steps, step = [], compiled.decode_steps
+    monkeypatch.setattr(compiled, "decode_steps", lambda *args, **options: steps.append(1) or step(*args, **options))
     iterator = compiled.stream(PARAMS, *arguments(), config=CONFIG, max_new_tokens=NEW)
     assert steps == []
     first = next(iterator)

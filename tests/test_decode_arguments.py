@@ -65,19 +65,6 @@ def test_arguments_are_checked_before_tracing(function, changes, message):
         list(function(Params(target=TARGET), **data, config=DecodeConfig(target=target, verifier=Greedy())))
 
 
-def test_steps_under_the_greedy_rule_are_not_sampled():
-    config, params = DecodeConfig(target=HISTORY, verifier=Greedy()), Params(target=TARGET)
-    prompt, length, warm = (
-        jnp.ones((1, 2), jnp.int32),
-        jnp.array([2]),
-        sampling_params(1, max_tokens=2, temperature=1.0),
-    )
-    cold = sampling_params(1, max_tokens=2)
-    state = specjax.prefill(params, jax.random.key(0), prompt, length, cold, config=config, max_new_tokens=2)
-    with pytest.raises(ValueError, match="temperature 0 with the greedy verifier"):
-        specjax.decode_steps(params, state, warm, config=config)
-
-
 def test_an_early_exit_from_another_target_is_refused():
     """Layers alike, rotations not: its drafts would be guesses of a model that nobody trained."""
     target, other = (specjax.Transformer(tiny_config(rope=RopeConfig(theta=theta))) for theta in (1e4, 5.0))
