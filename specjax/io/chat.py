@@ -4,7 +4,7 @@ import datetime
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from types import CodeType
 from typing import Any
 
@@ -157,7 +157,7 @@ def _result_size(operator: str, left: Any, right: Any) -> Any:
     if operator == "**":
         return int(abs(left)).bit_length() * abs(right)
     for items, times in ((left, right), (right, left)):
-        if hasattr(items, "__len__"):
+        if isinstance(items, Sized):
             return len(items) * times
     return int(abs(left)).bit_length() + int(abs(right)).bit_length()
 

@@ -1,7 +1,7 @@
 """The tokenizer that a GGUF file carries in its metadata."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
 
 def _shape(values: Any) -> str:
     """A short description of a metadata value for error messages."""
-    return f"{type(values).__name__} of length {len(values)}" if hasattr(values, "__len__") else repr(values)
+    return f"{type(values).__name__} of length {len(values)}" if isinstance(values, Sized) else repr(values)
 
 
 def _types(metadata: Mapping[str, Any]) -> list[int]:

@@ -4,6 +4,7 @@ Every class is frozen and holds no arrays, like the real ones. What the protocol
 the output at padding is certain of the last token, and unwritten slots of a cache spoil the law of whoever sees them.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -111,7 +112,7 @@ def _unit(bits: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Stateless:
+class _Stateless(abc.ABC):
     """A drafter that remembers nothing; what it proposes is in `propose`."""
 
     num_tokens: int
@@ -126,9 +127,9 @@ class _Stateless:
         """The proposal, and no state."""
         return self.propose(params, keys, context, sampling), state
 
+    @abc.abstractmethod
     def propose(self, params: Params, keys: jax.Array, context: Context, sampling: SamplingParams) -> Draft:
         """The proposal."""
-        raise NotImplementedError
 
     def update(
         self, params: Params, state: tuple[()], tokens: jax.Array, positions: jax.Array, output: ModelOutput

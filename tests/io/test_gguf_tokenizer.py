@@ -176,8 +176,9 @@ def test_sentencepiece_text_comes_back(tmp_path, text):
 
 
 def test_transformers_reads_the_same_files(tmp_path):
-    pytest.importorskip("torch")  # transformers reads GGUF files only where torch is
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch", reason="transformers reads GGUF files only where torch is (extra bench)")
+    import transformers
+
     write_gguf(tmp_path / "bpe.gguf", byte_level_metadata("ab", " a", " 漢", "12", "'LL", pre="qwen2"))
     write_gguf(tmp_path / "spm.gguf", sentencepiece_metadata(SCORES))
     for name in ("bpe.gguf", "spm.gguf"):

@@ -9,7 +9,7 @@ import reference
 
 from specjax.models.config import from_huggingface
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="the models of transformers need torch (extra bench)")
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
