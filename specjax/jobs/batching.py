@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.jobs.completion import Completion, RowText, batch_rows
-from specjax.jobs.decoder import Decoder, begin
+from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.settings import Sampling
 from specjax.jobs.warmup import time_steps
@@ -63,7 +63,7 @@ class SlotBatch:
         self.compile_time_s = 0.0
         """Seconds of tracing, compiling (or reading from the cache), first runs and measured steps."""
         self.host_time_s = 0.0
-        """Seconds, at most, in which the device had nothing to do, compilation apart."""
+        """Seconds of the host's own work, calls of programs apart, at whose end the device stood still."""
         self.num_calls = 0
         """Calls of the decoding program."""
 
@@ -97,15 +97,16 @@ class SlotBatch:
     def _start(self, slot: int, request: Request) -> None:
         began, driver, config = self._clock(), self._decoder.driver, self._decoder.config
         group, place = divmod(slot, len(self._texts) // driver.num_groups)
+        inputs = self._inputs(group, request)
         if self._slots is None and self._decoder.measured_pace:
-            self._measure(self._read(group, request))
-        row = self._read(group, request)
-        waited = self._waiting_s()
-        self._reading, self._given_at = row.state.finish_reason, self._clock()
+            self._measure(self._read(*inputs))
+        waited = self._waited_s()
+        row = self._read(*inputs)
         slots = self._slots
         if slots is None or _columns(row) > _columns(slots):
             slots = self._grow(row)
         self._slots = driver.insert(slots, row, place, config=config)
+        self._reading, self._given_at = row.state.finish_reason, self._clock()
         self._texts[slot] = RowText(self._decoder_of(request), request.prompt, began, None)
         self._stepwise[slot] = bool(request.sampling.stop)
         program = _columns(row), _columns(slots)
@@ -117,13 +118,17 @@ class SlotBatch:
     def _decoder_of(self, request: Request) -> Decoder:
         return dataclasses.replace(self._decoder, sampling=request.sampling)
 
-    def _read(self, group: int, request: Request) -> Slots:
-        """A row for each group of devices: one with the request's prompt, read, and elsewhere one without any."""
+    def _inputs(self, group: int, request: Request) -> tuple[Rows, SamplingParams, SamplingParams]:
+        """A row for each group of devices: one with the request's prompt, and elsewhere one without any."""
         decoder, num_groups = self._decoder, self._decoder.driver.num_groups
         keys, tokens, length = batch_rows(self._decoder_of(request), [request.prompt] * num_groups, num_groups)
         length = jnp.where(jnp.arange(num_groups) == group, length, 0)
-        sampling, placed = _parameters(dataclasses.replace(request.sampling, seed=0), decoder.eos_ids, decoder.driver)
-        return Slots(state=begin(decoder, (keys, tokens, length), sampling, self._pace), sampling=placed)
+        shared = dataclasses.replace(request.sampling, seed=0)
+        return (keys, tokens, length), *_parameters(shared, decoder.eos_ids, decoder.driver)
+
+    def _read(self, rows: Rows, sampling: SamplingParams, placed: SamplingParams) -> Slots:
+        """Starts to read the rows' prompts."""
+        return Slots(state=begin(self._decoder, rows, sampling, self._pace), sampling=placed)
 
     def _measure(self, row: Slots) -> None:
         """Learns what a step costs."""
@@ -152,10 +157,10 @@ class SlotBatch:
         self._reading, self._given_at = None, self._clock()
         self.compile_time_s += self._given_at - began
 
-    def _waiting_s(self) -> float:
-        """Seconds since the device was last given something to do, if by now it has done it, and otherwise 0."""
-        done = self._reading is None or self._reading.is_ready()
-        return self._clock() - self._given_at if done else 0.0
+    def _waited_s(self) -> float:
+        """Seconds since the host last started something or saw it end, if by now the device has nothing to do."""
+        idle = self._reading is None or self._reading.is_ready()
+        return self._clock() - self._given_at if idle else 0.0
 
     def _advance(self) -> None:
         """Starts a call that ends when a row is done, for which a request may wait, or after some steps."""
@@ -163,11 +168,11 @@ class SlotBatch:
         num_steps = 1 if any(self._stepwise) else self._max_steps
         least = running if self._more else 1
         decoder, limits = self._decoder, (num_steps, least)
+        self.host_time_s += self._waited_s()
+        self.num_calls += 1
         run = decoder.driver.decode_steps
         state = run(decoder.params, slots.state, slots.sampling, *limits, config=decoder.config)
         self._slots = dataclasses.replace(slots, state=state)
-        self.host_time_s += self._waiting_s()
-        self.num_calls += 1
 
     def _collect(self) -> list[Completion]:
         """Waits for the call to end and takes what is done out of the slots."""

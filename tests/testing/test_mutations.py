@@ -6,7 +6,7 @@ from specjax import cache, decode, verify
 from specjax.drafters.model import ModelDrafter
 from specjax.models import attention, transformer
 from specjax.testing import MUTATIONS
-from specjax.testing.kit import hunt
+from specjax.testing.kit import PROBES, hunt
 from specjax.testing.mutations import Mutation
 from specjax.verify import Block, Rejection
 
@@ -17,6 +17,14 @@ def test_mutation_is_caught(mutation, record_property):
     record_property("caught_by", caught.finding and f"{caught.finding.check}: {caught.finding.case}")
     assert caught.passed
     assert not caught.finding.passed
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_find_nothing_in_what_ships(name):
+    """Or they would catch every mutation."""
+    findings = list(PROBES[name]())
+    assert findings
+    assert all(finding.passed for finding in findings)
 
 
 def test_there_are_enough():

@@ -1,4 +1,6 @@
-"""Any prompts, lengths, parameters and keys, through one compiled program; and the decoder under JAX's own alarms."""
+"""Any prompts, lengths, parameters and keys, in a few shapes; and the decoder under JAX's own alarms."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,71 +29,79 @@ from specjax.testing.equality import Batch, Decoder, differing
 from specjax.testing.laws import Model
 from specjax.verify import Block, Rejection
 
-B, WIDTH, NEW, K, V = 8, 10, 12, 4, 7
-"""Two rows of each rule; the first of the four is greedy."""
-TARGET = HistoryModel(vocab_size=V)
-CONFIG = DecodeConfig(target=TARGET, drafter=Limited(ScriptedDrafter(num_tokens=K)), verifier=EachRow())
-DECODER = Decoder(CONFIG, NEW)
-PLAIN = Decoder(decode.without_speculation(CONFIG), NEW)
-RULE = np.arange(B) % 4
+B, NEW, V = 8, 12, 7
+SHAPES = [(8, 10, 4, 7), (4, 1, 1, 2), (4, 5, 7, 61), (12, 6, 2, 3)]
+"""B, prompt width, K and V. A row in four is of each rule; the first of the four is greedy."""
 
 
-def column(values, **options):
-    return st.lists(values, min_size=B, max_size=B, **options)
+@functools.cache
+def decoders(window: int, size: int) -> tuple[Decoder, Decoder]:
+    """With drafts and without."""
+    drafter = Limited(ScriptedDrafter(num_tokens=window))
+    config = DecodeConfig(target=HistoryModel(vocab_size=size), drafter=drafter, verifier=EachRow())
+    return Decoder(config, NEW), Decoder(decode.without_speculation(config), NEW)
 
 
-ROWS = st.fixed_dictionaries(
-    {
-        "temperature": column(st.sampled_from([0.0, 1e-3, 0.5, 1.0, 2.0])),
-        "top_k": column(st.integers(0, V + 1)),
-        "top_p": column(st.sampled_from([0.01, 0.5, 0.9, 1.0])),
-        "min_p": column(st.sampled_from([0.0, 0.1, 1.0])),
-        "repetition_penalty": column(st.sampled_from([0.5, 1.0, 2.0])),
-        "presence_penalty": column(st.sampled_from([-1.0, 0.0, 1.0])),
-        "frequency_penalty": column(st.sampled_from([0.0, 0.7])),
-        "max_tokens": column(st.integers(0, NEW)),
-        "stop_token_ids": column(st.lists(st.integers(0, V - 1), max_size=2)),
+def sampling_rows(size: int) -> dict[str, st.SearchStrategy]:
+    return {
+        "temperature": st.sampled_from([0.0, 1e-3, 0.5, 1.0, 2.0]),
+        "top_k": st.integers(0, size + 1),
+        "top_p": st.sampled_from([0.01, 0.5, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1, 1.0]),
+        "repetition_penalty": st.sampled_from([0.5, 1.0, 2.0]),
+        "presence_penalty": st.sampled_from([-1.0, 0.0, 1.0]),
+        "frequency_penalty": st.sampled_from([0.0, 0.7]),
+        "max_tokens": st.integers(0, NEW),
+        "stop_token_ids": st.lists(st.integers(0, size - 1), max_size=2),
     }
-)
 
 
 @st.composite
-def batches(draw) -> Batch:
-    rows = draw(ROWS)
-    rows["temperature"] = [0.0 if rule == 0 else t for rule, t in zip(RULE, rows["temperature"], strict=True)]
+def batches(draw, shape: tuple[int, int, int, int]) -> Batch:
+    count, width, window, size = shape
+
+    def column(values: st.SearchStrategy) -> list:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    rows = {name: column(values) for name, values in sampling_rows(size).items()}
+    rows["temperature"] = [0.0 if row % 4 == 0 else value for row, value in enumerate(rows["temperature"])]
     rows["min_tokens"] = [draw(st.integers(0, most)) for most in rows["max_tokens"]]
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    text = jnp.asarray(random.integers(0, V, (B, WIDTH + NEW)), jnp.int32)
-    draft = Params(target=history_params(draw(st.integers(0, 3))), draft=script_of(text, K))
+    text = jnp.asarray(random.integers(0, size, (count, width + NEW)), jnp.int32)
+    draft = Params(target=history_params(draw(st.integers(0, 3))), draft=script_of(text, window))
     return Batch(
-        params=limited_params(draft, draw(column(st.integers(0, K)))),
-        keys=jax.random.split(jax.random.key(draw(st.integers(0, 2**32 - 1))), B),
-        prompt=text[:, :WIDTH],
-        length=jnp.asarray(draw(column(st.integers(0, WIDTH))), jnp.int32),
-        sampling=sampling_params(B, **rows),
+        params=limited_params(draft, column(st.integers(0, window))),
+        keys=jax.random.split(jax.random.key(draw(st.integers(0, 2**32 - 1))), count),
+        prompt=text[:, :width],
+        length=jnp.asarray(column(st.integers(0, width)), jnp.int32),
+        sampling=sampling_params(count, **rows),
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(batches())
-def test_any_batch(batch):
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_batch(shape, data):
     """The plain text where it is promised; never more than was asked for; and no row minds the order of the rows."""
-    found, plain = DECODER.run(batch), PLAIN.run(batch)
-    equal = (RULE <= 1) | (np.asarray(batch.sampling.temperature) == 0)
-    assert not (differing(found, plain) & equal).any()
-    assert_sound(batch, found)
-    swapped = np.r_[4:8, 0:4]
-    assert not differing(DECODER.run(batch.rows(swapped)), jax.tree.map(lambda x: x[swapped], found)).any()
+    batch, (count, _, window, size) = data.draw(batches(shape)), shape
+    speculative, plain = decoders(window, size)
+    found = speculative.run(batch)
+    equal = (np.arange(count) % 4 <= 1) | (np.asarray(batch.sampling.temperature) == 0)
+    assert not (differing(found, plain.run(batch)) & equal).any()
+    assert_sound(batch, found, size)
+    turned = np.roll(np.arange(count), 4)
+    assert not differing(speculative.run(batch.rows(turned)), jax.tree.map(lambda x: x[turned], found)).any()
 
 
-def assert_sound(batch: Batch, found: specjax.Output) -> None:
+def assert_sound(batch: Batch, found: specjax.Output, size: int) -> None:
     asked, stops = np.asarray(batch.sampling.max_tokens), np.asarray(batch.sampling.stop_token_ids)
     assert (found.length <= np.where(batch.length > 0, asked, 0)).all()
-    assert ((found.tokens >= 0) & (found.tokens < V)).all()
+    assert ((found.tokens >= 0) & (found.tokens < size)).all()
     assert (found.tokens[np.arange(NEW) >= found.length[:, None]] == 0).all()
     np.testing.assert_array_equal(found.stats.emitted, found.length)
     assert (found.stats.accepted <= found.stats.drafted).all()
-    assert (found.stats.steps <= found.length).all()
+    nothing_left = found.finish_reason == specjax.FinishReason.NAN  # of 2 ids, say, both of which may not come yet
+    assert (found.stats.steps <= found.length + nothing_left).all()
     for row, count in enumerate(found.length):
         text = found.tokens[row, :count].tolist()
         stopped = bool(text) and text[-1] in stops[row]
