@@ -62,6 +62,10 @@ class Request:
             raise ValueError(f"expected a mesh of at most {devices} devices, got {self.data} x {self.parts}")
         if not 0 < self.max_new_tokens < self.context:
             raise ValueError(f"expected new tokens in 1..{self.context - 1}, got {self.max_new_tokens}")
+        if self.context > self.target.max_positions:
+            raise ValueError(
+                f"expected a context within the target's {self.target.max_positions} positions, got {self.context}"
+            )
         wrong = [size for size in self.batch_sizes if size < 1 or size % self.data]
         if wrong or not self.batch_sizes:
             raise ValueError(f"expected batch sizes that divide by data={self.data}, got {list(self.batch_sizes)}")
