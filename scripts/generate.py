@@ -19,7 +19,7 @@ from specjax.jobs.prompts import encode_prompts, read_prompts
 from specjax.jobs.runtime import configure, fail, open_output
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare, comparison_text, completion_row, summarize
-from specjax.parallel.launch import first_process_only
+from specjax.parallel.launch import check_same, first_process_only
 from specjax.report.table import job_table, position_table, summary_table
 
 
@@ -54,6 +54,9 @@ def complete_prompts(settings: Settings, finished: list[Batch]) -> None:
     prompts = read_prompts(settings.prompt, settings.prompts)
     decoder = build_decoder(settings, settings.parallel.build())
     prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
+    check_same("prompts", prompts)
+    steering = decoder.config, decoder.sampling, decoder.driver, settings.streams, settings.compare, settings.batch_size
+    check_same("settings", steering)
     console, size, window = Console(stderr=True), settings.batch_size, decoder.config.drafter.num_tokens
     speak = partial(print, end="", flush=True) if settings.streams else None
     batches = complete(decoder, prompts, batch_size=size, on_text=speak)

@@ -1,14 +1,13 @@
 """Which devices a run uses, and through which driver."""
 
 import dataclasses
-import re
 from typing import Literal
 
 import jax
 
 from specjax.parallel.drivers import SINGLE_DEVICE, Driver
 from specjax.parallel.launch import check_launch, start
-from specjax.parallel.mesh import DATA, MODEL, make_mesh
+from specjax.parallel.mesh import DATA, MODEL, make_mesh, parse_mesh
 from specjax.parallel.pmapped import PMap
 from specjax.parallel.sharded import Jit, ShardMap
 
@@ -32,12 +31,13 @@ class Placement:
         check_launch(self.coordinator_address, self.num_processes, self.process_id)
         if self.driver == "pmap" and self.coordinator_address is not None:
             raise ValueError("expected --parallel shard_map or jit with several processes, got pmap")
-        self._sizes()
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
 
     @property
     def num_groups(self) -> int:
         """Size of the data axis."""
-        return self._sizes().get(DATA, 1)
+        return 1 if self.mesh is None else parse_mesh(self.mesh)[DATA]
 
     def start(self) -> None:
         """Joins the other processes. See `launch.start`."""
@@ -45,8 +45,7 @@ class Placement:
 
     def sizes(self) -> dict[str, int]:
         """Devices along each axis of the mesh; looks at what this machine has."""
-        sizes = self._sizes() or {MODEL: jax.device_count()}
-        return {axis: sizes.get(axis, 1) for axis in (DATA, MODEL)}
+        return {DATA: 1, MODEL: jax.device_count()} if self.mesh is None else parse_mesh(self.mesh)
 
     def build(self) -> Driver:
         """The driver.
@@ -61,10 +60,3 @@ class Placement:
         if jax.process_count() > 1 and mesh.size != jax.device_count():
             raise ValueError(f"expected --mesh of all {jax.device_count()} devices of all processes, got {mesh.size}")
         return MESH_DRIVERS["shard_map" if self.driver == "auto" else self.driver](mesh)
-
-    def _sizes(self) -> dict[str, int]:
-        pairs = [re.fullmatch(f"({DATA}|{MODEL})=([1-9][0-9]*)", part) for part in (self.mesh or "").split(",")]
-        sizes = {pair[1]: int(pair[2]) for pair in pairs if pair}
-        if self.mesh is not None and len(sizes) != len(pairs):
-            raise ValueError(f"expected --mesh like data=2,model=4, got {self.mesh!r}")
-        return sizes

@@ -159,7 +159,7 @@ class Sampling:
         )
 
 
-APART = "start it on each host by itself, with --process-count, --process-index and an --output-dir that all share"
+APART = "start it on each of several single-host machines, with --process-count, --process-index and one --output-dir"
 """What to do instead of running a job on the devices of several processes."""
 
 

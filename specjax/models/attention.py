@@ -36,8 +36,8 @@ def attend(
     Old and new keys meet only in the softmax's maximum and sum (as in online softmax, arXiv 1805.02867), so that the
     cache is not written, copied or concatenated here.
 
-    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU, if the
-    heads have full width, in blocks.
+    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU in
+    blocks, if the heads have full width or the tokens are many.
 
     Args:
       query: `[B, T, H, D]`, rotated.
@@ -52,7 +52,7 @@ def attend(
     """
     new, (capacity, width) = _quarantine(*new), cached[0].shape[2:]
     prefix = partial(_attend_to_prefix, window=window)
-    if width % LANES or capacity <= BLOCK:
+    if query.shape[1] < MANY and (width % LANES or capacity <= BLOCK):
         return prefix(query, new, cached, positions)
     blocks = partial(attend_in_blocks, window=window)
     return lax.platform_dependent(query, new, cached, positions, tpu=blocks, default=prefix)
@@ -70,14 +70,63 @@ def attend_in_blocks(
 
     For a TPU: to take a prefix of a buffer XLA lays the whole of it out anew (several heads), or fetches all of it
     before it chooses among prefixes (one head). Heads narrower than `LANES` it lays out anew for blocks too.
+
+    The scores of a piece of a prompt are too many for the chip's own memory unless each KV head of each row goes by
+    itself: XLA would write them to HBM and read them back several times.
     """
-    grouped, capacity = _group(query, new[0]), cached[0].shape[2]
+    grouped = _group(query, new[0])
+    mix = _mix_blocks if query.shape[1] < MANY else _mix_head_by_head
+    return _ungroup(mix(grouped, new, cached, positions, window=window), query)
+
+
+def _mix_head_by_head(
+    grouped: jax.Array,
+    new: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    *,
+    window: int | None,
+) -> jax.Array:
+    """`_mix_blocks`, one row and one KV head at a time."""
+    batch, heads = grouped.shape[:2]
+
+    def mix(part: tuple) -> jax.Array:
+        index, query, new, positions = part
+        return _mix_blocks(query, new, cached, positions, window=window, place=divmod(index, heads))
+
+    parts = jax.tree.map(lambda x: x.reshape(-1, 1, 1, *x.shape[2:]), (grouped, new))
+    rows = jnp.repeat(positions, heads, axis=0)[:, None]
+    mixed = lax.map(mix, (jnp.arange(batch * heads), *parts, rows))
+    return mixed.reshape(batch, heads, *mixed.shape[3:])
+
+
+def _mix_blocks(
+    grouped: jax.Array,
+    new: tuple[jax.Array, jax.Array],
+    cached: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    *,
+    window: int | None,
+    place: tuple[jax.Array | int, jax.Array | int] = (0, 0),
+) -> jax.Array:
+    """Mixtures of values `[B, G, H / G * T, D]`.
+
+    Args:
+      grouped: from `_group`; B rows and G heads.
+      new: as many.
+      cached: whole buffers.
+      positions: `[B, T]`.
+      window: as `attend`.
+      place: the first row and the first head in the buffers.
+    """
+    capacity, width = cached[0].shape[2:]
     size = min(BLOCK, capacity)
 
     def read_block(index: jax.Array, carry: _Sums) -> _Sums:
         start = jnp.minimum(index * size, capacity - size)
         slots = start + jnp.arange(size)
-        keys, values = (read(lax.dynamic_slice_in_dim(buffer, start, size, axis=2)) for buffer in cached)
+        shape = (*grouped.shape[:2], size, width)
+        keys, values = (read(lax.dynamic_slice(buffer, (*place, start, 0), shape)) for buffer in cached)
         seen = _visible(positions, slots[None], positions[:, :1], window) & (slots >= index * size)
         return _meet(carry, grouped, keys, values, seen)
 
@@ -87,7 +136,7 @@ def attend_in_blocks(
     carry = _meet(carry, grouped, *new, _visible(positions, positions, last, window))
     num_blocks = -(-jnp.maximum(positions[:, 0].max(), 0) // size)
     _, total, mixed = lax.fori_loop(0, num_blocks, read_block, carry)
-    return _ungroup(mixed / _flat(total), query)
+    return mixed / _flat(total)
 
 
 def _meet(sums: _Sums, grouped: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> _Sums:

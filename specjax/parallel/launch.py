@@ -1,11 +1,13 @@
 """Several processes: start-up, and what they have to agree on. One program runs everywhere, on the same arguments."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 AUTO = "auto"
@@ -69,3 +71,22 @@ def only_on_first(path: str) -> str:
 def agreed(values: Any) -> Any:
     """Process 0's values (a pytree of numbers of equal shapes), on every process: what steers a run must be equal."""
     return multihost_utils.broadcast_one_to_all(values) if jax.process_count() > 1 else values
+
+
+def check_same(what: str, value: Any) -> None:
+    """Makes sure that all processes have the same value: otherwise they would wait for each other, or write nonsense.
+
+    Args:
+      what: its name, for the message.
+      value: anything whose `repr` says all of it.
+
+    Raises:
+      ValueError: on every process, and which of them differ from process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    digest = np.frombuffer(hashlib.sha256(repr(value).encode()).digest(), np.uint32)
+    first, *others = multihost_utils.process_allgather(digest)
+    different = [index for index, other in enumerate(others, 1) if (other != first).any()]
+    if different:
+        raise ValueError(f"expected the same {what} on every process, got others on {different} than on process 0")

@@ -1,5 +1,6 @@
 """The mesh: rows of the batch along one axis, parts of each matrix along the other."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,3 +26,16 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
     if min(data, model) < 1 or data * model > len(devices):
         raise ValueError(f"expected a mesh of 1 to {len(devices)} devices, got data={data} and model={model}")
     return jax.make_mesh((data, model), (DATA, MODEL), (AxisType.Auto,) * 2, devices=devices[: data * model])
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The sizes in a text such as `data=2,model=4`; an axis that it leaves out has size 1.
+
+    Raises:
+      ValueError: a text of another form.
+    """
+    pairs = [re.fullmatch(f"({DATA}|{MODEL})=([1-9][0-9]*)", part) for part in text.split(",")]
+    sizes = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(sizes) != len(pairs):
+        raise ValueError(f"expected --mesh like data=2,model=4, got {text!r}")
+    return {axis: sizes.get(axis, 1) for axis in (DATA, MODEL)}

@@ -163,7 +163,8 @@ def _placed(params: Any, model: LanguageModel, mesh: Mesh) -> Any:
         return place(params, WHOLE, mesh)
 
     def put(shape: tuple[int, ...], leaf: jax.Array, cut: Cut) -> jax.Array:
-        if leaf.shape == cut.shape(shape) and leaf.sharding.is_equivalent_to(cut.sharding, leaf.ndim):
+        there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(cut.sharding, leaf.ndim)
+        if there and leaf.shape == cut.shape(shape):
             return leaf
         if leaf.shape != shape:
             raise ValueError(f"expected whole params, {list(shape)}, got {list(leaf.shape)} (of another mesh?)")

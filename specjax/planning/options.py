@@ -2,10 +2,10 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specjax.parallel.mesh import DATA, MODEL
+from specjax.parallel.mesh import DATA, MODEL, parse_mesh
 from specjax.planning.models import find_config, public_models
 from specjax.planning.plan import PROGRAMS, Request
 from specjax.planning.programs import MAPS
@@ -28,7 +28,8 @@ def parse_request(
         raise ValueError(str(error)) from error
     if unknown:
         raise ValueError(f"expected options that --help names, got {' '.join(unknown)}")
-    sizes = _sizes(own.mesh)
+    sizes = {} if own.mesh is None else parse_mesh(own.mesh)
+    _check_files({"--output": own.output, "--plot": own.plot})
     request = Request(
         target_name=own.target,
         draft_name=own.draft,
@@ -60,7 +61,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of them generated")
     parser.add_argument("--num-speculative-tokens", type=int, default=4, metavar="K", help="tokens drafted a step")
     parser.add_argument("--parallel", choices=MAPS, default="shard_map", help="the driver (default: shard_map)")
-    parser.add_argument("--mesh", metavar="SIZES", help="data=2,model=4 (default: all devices in the model axis)")
+    parser.add_argument("--mesh", metavar="SIZES", help="like data=2,model=4 (default: model=all)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
     parser.add_argument("--shard-drafter", action="store_true", help="cut the draft model too")
     parser.add_argument(
@@ -80,9 +81,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _sizes(text: str | None) -> dict[str, int]:
-    pairs = [re.fullmatch(f"({DATA}|{MODEL})=([1-9][0-9]*)", part) for part in text.split(",")] if text else []
-    sizes = {pair[1]: int(pair[2]) for pair in pairs if pair}
-    if len(sizes) != len(pairs):
-        raise ValueError(f"expected --mesh like data=2,model=4, got {text!r}")
-    return sizes
+def _check_files(files: Mapping[str, Path | None]) -> None:
+    """Refuses places where nothing can be written before anything is compiled."""
+    for flag, file in files.items():
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise ValueError(f"expected {flag} to be a file in a directory that exists, got {file}")

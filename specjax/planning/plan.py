@@ -62,6 +62,10 @@ class Request:
             raise ValueError(f"expected a mesh of at most {devices} devices, got {self.data} x {self.parts}")
         if not 0 < self.max_new_tokens < self.context:
             raise ValueError(f"expected new tokens in 1..{self.context - 1}, got {self.max_new_tokens}")
+        if self.context > self.target.max_positions:
+            raise ValueError(
+                f"expected a context within the target's {self.target.max_positions} positions, got {self.context}"
+            )
         wrong = [size for size in self.batch_sizes if size < 1 or size % self.data]
         if wrong or not self.batch_sizes:
             raise ValueError(f"expected batch sizes that divide by data={self.data}, got {list(self.batch_sizes)}")
@@ -140,7 +144,7 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
         "batch_size": batch,
         "rows_per_device": rows,
         "programs": programs,
-        "least": _least(pair, rows, window),
+        "least": _least(pair, rows, window, chunk=min(config.prefill_chunk, work.prompt_width)),
         "estimated_bytes": estimated_bytes(pair, speculative.capacity, rows, window),
         "estimated_most_rows_per_device": most_rows(pair, speculative.capacity, window, chip),
         "modelled": model_batch(pair, programs, chip, rows, window),
@@ -158,9 +162,10 @@ def model_pair(request: Request, lowered: Lowered) -> Pair:
     )
 
 
-def _least(pair: Pair, rows: int, window: int) -> dict[str, Any]:
-    """The least that each part of a step can move and compute."""
+def _least(pair: Pair, rows: int, window: int, chunk: int) -> dict[str, Any]:
+    """The least that each part of a step, and a chunk of the prompt at the end of the text, can move and compute."""
     parts = {
+        "prefill": pair.read(rows, chunk),
         "plain": pair.plain(rows),
         "verify": pair.verify(rows, window),
         "drafting": pair.drafting(rows, window),

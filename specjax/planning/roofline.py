@@ -105,6 +105,11 @@ class Pair:
     draft: Model
     context: int
 
+    def read(self, rows: int, tokens: int) -> Work:
+        """Both models' passes over a piece of the prompt, for which no logits are needed."""
+        passes = (model.least(rows, tokens, self.context, head=False) for model in (self.target, self.draft))
+        return sum(passes, Work())
+
     def plain(self, rows: int) -> Work:
         """A step without speculation."""
         return self.target.least(rows, 1, self.context)

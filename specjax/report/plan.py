@@ -50,12 +50,13 @@ def _parts(batch: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mappi
     """The name of each part, its figures and its least, where the program fits."""
     programs, least = batch["programs"], batch["least"]
     parts = [
-        ("plain", "plain", "step"),
-        ("speculative", "speculative", "step"),
-        ("of it verify", "speculative", "verify"),
+        ("prompt chunk", "prefill", "step", "prefill"),
+        ("plain", "plain", "step", "plain"),
+        ("speculative", "speculative", "step", "step"),
+        ("of it verify", "speculative", "verify", "verify"),
     ]
     known = [part for part in parts if part[1] in programs and programs[part[1]]["fits"]]
-    return [(label, programs[name][key], least["plain" if name == "plain" else key]) for label, name, key in known]
+    return [(label, programs[name][key], least[few]) for label, name, key, few in known]
 
 
 def _gains(plan: Mapping[str, Any]) -> Table:

@@ -44,11 +44,21 @@ def test_every_prefix_holds_the_longest_row(capacity, starts, sliding):
 
 @pytest.mark.parametrize("sliding", [None, 300])
 @pytest.mark.parametrize(
-    ("capacity", "starts"), [(300, [0, 299]), (1100, [3, 256]), (1100, [1093, 1024]), (2500, [2049, 40])]
+    ("capacity", "starts", "window"),
+    [
+        (300, [0, 299], 7),
+        (1100, [3, 256], 7),
+        (1100, [1093, 1024], 7),
+        (2500, [2049, 40], 7),
+        (100, [0, 60], 40),
+        (1100, [1060, 3], 40),
+    ],
 )
-def test_blocks_hold_the_longest_row(capacity, starts, sliding):
-    """What a TPU does, here on CPU: in the third case the last block begins inside the one before it."""
-    found, right = attend(capacity, starts, 7, sliding=sliding, way=attention.attend_in_blocks)
+def test_blocks_hold_the_longest_row(capacity, starts, window, sliding):
+    """What a TPU does, here on CPU: in the third and the last case the last block begins inside the one before it.
+
+    Many tokens go head by head."""
+    found, right = attend(capacity, starts, window, sliding=sliding, way=attention.attend_in_blocks)
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
 
 

@@ -24,7 +24,8 @@ from specjax.shares import by_rows
 
 WIDTH = 8
 COLUMNS = WIDTH + NEW
-LAST, TIED = 60, (2, 5)
+LAST = 60
+STOP, FORBIDDEN = 41, tuple(range(20, 40))
 TINY = tiny_config(num_layers=1)
 TIES = tiny_config(num_layers=1, vocab_size=8)
 """Over two devices ids 2 and 5 lie apart."""
@@ -117,9 +118,17 @@ def logit_errors():
 
 
 def shares():
-    """Three rows, sampled, on one device and on four that share the rows; each has the whole of the draft model."""
+    """Three rows, sampled by every transform, on one device and on four that share the rows, of a vocabulary in parts.
+
+    Each device has the whole of the draft model.
+    """
     key, prompt, length, _ = inputs(0.0)
-    arguments = key, prompt[:3], length[:3], specjax.sampling_params(3, temperature=[1.0, 0.7, 0.0], max_tokens=NEW)
+    shaped = {"temperature": [1.0, 0.7, 0.0], "top_k": [20, 0, 0], "top_p": [1.0, 0.9, 1.0], "min_p": [0.0, 0.01, 0.0]}
+    shaped |= {"repetition_penalty": [1.2, 1.0, 1.5], "presence_penalty": 0.3, "frequency_penalty": [0.0, 0.2, 0.1]}
+    shaped |= {"min_tokens": [0, 4, NEW], "stop_token_ids": [[STOP], [3, 5, STOP], [7]]}
+    bias = specjax.logit_bias(61, bias={STOP: 1.0}, bad_token_ids=FORBIDDEN)
+    sampling = specjax.sampling_params(3, max_tokens=NEW, logit_bias=bias, **shaped)
+    arguments = key, prompt[:3], length[:3], sampling
     drafter = specjax.ModelDrafter(model=Transformer(texts.DRAFT), num_tokens=WINDOW, vocab_size=61)
     options = {"verifier": specjax.Block(), "prefill_chunk": WIDTH, "log_probs": True}
     alone = DecodeConfig(target=Transformer(TINY), drafter=drafter, **options)
@@ -127,7 +136,8 @@ def shares():
     for driver, config in ((SINGLE_DEVICE, alone), (ShardMap(make_mesh(1, 4)), on_mesh(alone))):
         output = driver.generate(driver.place(params, config), *arguments, config=config, max_new_tokens=NEW)
         counts = {"accepted": output.stats.accepted, "drafted": output.stats.drafted}
-        found[type(driver).__name__] = {"tokens": output.tokens, **counts, "log_probs": output.log_probs.processed}
+        ends = {"reasons": output.finish_reason, "log_probs": output.log_probs.processed}
+        found[type(driver).__name__] = {"tokens": output.tokens, **counts, **ends}
     return found
 
 

@@ -12,7 +12,7 @@ import specjax
 from specjax.decode import DecodeConfig
 from specjax.io import huggingface
 from specjax.io.checkpoint import load_checkpoint, load_config
-from specjax.parallel.launch import agreed, first_process_only, only_on_first, start
+from specjax.parallel.launch import agreed, check_same, first_process_only, only_on_first, start
 from specjax.parallel.mesh import make_mesh
 from specjax.parallel.pmapped import PMap
 from specjax.parallel.sharded import ShardMap
@@ -52,11 +52,12 @@ def part(shard):
     return [shard.index[0].start or 0, shard.data.tolist()]
 
 
-def refusal():
+def refusal(call):
     try:
-        return PMap(make_mesh(2, 4)) and "none"
+        call()
     except ValueError as error:
         return str(error)
+    return "none"
 
 
 def main():
@@ -70,7 +71,13 @@ def main():
         print("heard from", process)
     Path(only_on_first(f"{directory}/written")).write_text(str(process))
     same = int(agreed(np.int32(process + 5)))
-    print(json.dumps({"runs": found, "refusal": refusal(), "agreed": same, "devices": jax.device_count()}))
+    calls = {
+        "pmap": lambda: PMap(make_mesh(2, 4)),
+        "same": lambda: check_same("prompts", ["a", 1]),
+        "different": lambda: check_same("prompts", ["a", process]),
+    }
+    refusals = {name: refusal(call) for name, call in calls.items()}
+    print(json.dumps({"runs": found, "refusals": refusals, "agreed": same, "devices": jax.device_count()}))
 
 
 if __name__ == "__main__":

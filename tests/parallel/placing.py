@@ -29,12 +29,12 @@ def same(first, second):
 
 
 def loads(paths):
-    """Whether each format, loaded onto the mesh, is what was loaded whole and then placed."""
+    """Whether each format, loaded onto the mesh, is what was loaded whole and then placed from the host."""
     mesh, found = make_mesh(2, 4), {}
     for form, path in paths.items():
         target = Transformer(load_config(path), axis=MODEL)
         loaded = load_checkpoint(path, dtype="float32", sharding=param_cuts(target, mesh)).params
-        whole = specjax.Params(target=load_checkpoint(path, dtype="float32").params)
+        whole = specjax.Params(target=jax.tree.map(np.asarray, load_checkpoint(path, dtype="float32").params))
         placed = shard_params(whole, DecodeConfig(target=target), mesh).target
         shard = loaded["embed"].addressable_shards[0].data.shape
         found[form] = {"same": same(loaded, placed), "shard": list(shard)}

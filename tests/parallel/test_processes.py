@@ -94,4 +94,9 @@ def test_process_0_alone_is_heard_and_writes(peers, directory):
 
 
 def test_pmap_is_refused(peers):
-    assert all("expected pmap on the devices of one process" in last["refusal"] for last, _ in peers)
+    assert all("expected pmap on the devices of one process" in last["refusals"]["pmap"] for last, _ in peers)
+
+
+def test_every_process_hears_that_prompts_differ(peers):
+    message = "expected the same prompts on every process, got others on [1] than on process 0"
+    assert [(last["refusals"]["same"], last["refusals"]["different"]) for last, _ in peers] == [("none", message)] * 2

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import worlds
 
+from specjax.types import FinishReason
+
 COMBINATIONS = [
     ("shard_map", 2, 1, 2, "exact_match", "ngram", "generate"),
     ("shard_map", 1, 2, 1, "greedy", "model", "generate"),
@@ -73,11 +75,16 @@ def test_case_58_logits_are_those_of_one_device(found, kv_heads, devices):
 
 
 def test_devices_share_the_rows_of_a_batch(found):
-    """Three rows on four devices: the drafts, the verdicts and the counts of one device, and its log-probabilities."""
+    """Three rows on four devices: the drafts, the verdicts and the counts of one device, and its log-probabilities.
+
+    Their parameters differ, and biases, penalties, stop ids and forbidden ids lie in all parts of the vocabulary.
+    """
     alone, shared = found["shares"]["SingleDevice"], found["shares"]["ShardMap"]
     np.testing.assert_allclose(shared.pop("log_probs"), alone.pop("log_probs"), atol=1e-4)
     assert shared == alone
     assert 0 < sum(alone["accepted"]) < sum(alone["drafted"])
+    assert not {token for row in alone["tokens"] for token in row} & {*range(20, 40)}
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {*alone["reasons"]}
 
 
 def test_case_62_nothing_recompiles_on_a_mesh(found):

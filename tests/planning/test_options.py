@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from specjax.jobs.placement import Placement
 from specjax.planning.options import parse_request
 from specjax.verify import Rejection
 
@@ -30,9 +31,10 @@ def test_everything_said(tmp_path):
     assert (request.parallel, output, plot) == ("pmap", tmp_path / "plan.json", Path("plan.png"))
 
 
-def test_a_mesh_of_one_axis_leaves_the_rest_to_the_other():
-    assert parse("--mesh", "data=4", "--batch", 4).parts == 2
-    assert parse("--mesh", "model=4").parts == 4
+@pytest.mark.parametrize("mesh", ["data=4", "model=4", "model=2,data=2"])
+def test_a_mesh_is_what_generate_makes_of_it(mesh):
+    request = parse("--mesh", mesh, "--batch", 4)
+    assert {"data": request.data, "model": request.parts} == Placement(mesh=mesh).sizes()
 
 
 @pytest.mark.parametrize("shard", [False, True])
@@ -52,6 +54,9 @@ def test_the_decoder(shard):
         (["--mesh", "data=3,model=4"], "expected a mesh of at most 8 devices, got 3 x 4"),
         (["--mesh", "rows=2"], "expected --mesh like data=2,model=4"),
         (["--context", "256"], "expected new tokens in 1..255, got 256"),
+        (["--context", "131073"], "expected a context within the target's 131072 positions, got 131073"),
+        (["--output", "nowhere/plan.json"], "expected --output to be a file in a directory that exists, got nowhere"),
+        (["--plot", "."], "expected --plot to be a file in a directory that exists"),
         (["--num-speculative-tokens", "0"], "expected 1 to 16 speculative tokens, got 0"),
         (["--programs", "draft"], "expected programs among prefill, plain, speculative, got draft"),
         (["--topology", "v9:2x4"], "expected a topology like v5e:2x4"),

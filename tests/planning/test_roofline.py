@@ -62,6 +62,7 @@ def test_a_speculative_step_drafts_each_token_and_reads_the_window():
     assert pair.verify(2, 3) == pair.target.least(2, 4, 10) + pair.draft.least(2, 4, 10, head=False)
     assert pair.step(2, 3) == pair.verify(2, 3) + pair.drafting(2, 3)
     assert pair.step(2, 0) == pair.target.least(2, 1, 10)
+    assert pair.read(2, 9) == pair.target.least(2, 9, 10, head=False) + pair.draft.least(2, 9, 10, head=False)
 
 
 def test_a_step_waits_for_the_slower_of_memory_and_compute_then_for_the_links():

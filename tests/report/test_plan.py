@@ -53,7 +53,8 @@ PLAN = {
         {
             "batch_size": size,
             "programs": {"prefill": FITS, "plain": FITS, "speculative": FITS if size == 8 else REFUSED},
-            "least": dict.fromkeys(("plain", "verify", "drafting", "step"), LEAST),
+            "least": {"prefill": LEAST | {"bytes": 1e9}}
+            | dict.fromkeys(("plain", "verify", "drafting", "step"), LEAST),
             "estimated_bytes": 4 * GIB,
             "estimated_most_rows_per_device": 256,
             "modelled": MODELLED,
@@ -82,7 +83,8 @@ def test_steps_stand_beside_their_least():
     exchanged = "1 all-gather, 65 all-reduce", "60"
     assert ["8", "plain", "2,200", "2,000", "1.100", "5", *exchanged, "0"] in lines
     assert ["8", "of it verify", "2,000", "2,000", "1.000", "5", *exchanged, "0"] in lines
-    assert [line[1] for line in lines if line[0] == "512" and len(line) == 9] == ["plain"]
+    assert ["8", "prompt chunk", "2,200", "1,000", "2.200", "5", *exchanged, "0"] in lines
+    assert [line[1] for line in lines if line[0] == "512" and len(line) == 9] == ["prompt chunk", "plain"]
 
 
 def test_gains_are_called_modelled():
