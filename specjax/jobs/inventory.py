@@ -82,18 +82,18 @@ def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Le
     """Reads all parts.
 
     Raises:
-      ValueError: a part that is damaged, or a record of a row that the input does not hold like that any more.
+      ValueError: a part that is damaged, or a completed row that the input does not hold like that any more.
     """
     ledger = Ledger(places={}, errors={}, runs=0)
     for place, record in read_records(directory):
         name = record["id"]
-        _check_known(name, place, inventory)
         if record["process"] == process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
-        if "error" in record:
-            ledger.errors[name] = record["error"]
-        else:
+        if "error" not in record:
+            _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
+        elif inventory.rows.get(name, (0, None))[1] == place.digest:  # or else it was mended or taken out since
+            ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}
     return ledger
 

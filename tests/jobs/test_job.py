@@ -306,6 +306,17 @@ def test_a_prompt_that_is_too_long(start, files):
     assert files(directory="short")[0]["token_ids"] == files()[0]["token_ids"]
 
 
+def test_a_row_that_was_left_out_may_be_taken_out_or_mended(start, files):
+    rows = [{"id": "long", "prompt": "a" * 14}, *named()[:1]]
+    options = ["--max-prompt-tokens", "12", "--on-error", "skip"]
+    assert start(rows, *options).summary["num_errors"] == 1
+    assert start(rows[1:], *options).summary["num_errors"] == 0
+    rows[0]["prompt"] = "ab"
+    outcome = start(rows, *options)
+    assert (outcome.done, outcome.summary["num_errors"]) == (2, 0)
+    assert [row["id"] for row in files()] == ["long", "row 0"]
+
+
 def test_positions_of_the_target_limit_prompts(start):
     with pytest.raises(ValueError, match="expected a prompt of at most 120 tokens beside 8 new ones, got 121"):
         start([{"prompt": "a" * 120}])
