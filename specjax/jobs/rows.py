@@ -13,9 +13,10 @@ import hashlib
 import json
 import typing
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from etils import epath
+import fsspec
 
 from specjax.jobs.prompts import Prompt, prompt_of
 from specjax.jobs.settings import Sampling, Settings
@@ -53,21 +54,32 @@ def read_rows(path: str, settings: Settings, lines: Container[int] | None = None
     """Reads a file of rows line by line.
 
     Args:
-      path: the file, on any file system that `etils.epath` can open.
+      path: the file, on any file system that `fsspec` can open; compressed if its name ends like that (`.gz`).
       settings: what rows are completed with where they do not say.
       lines: numbers of the lines to look at; None: all.
 
     Raises:
       OSError: the file cannot be read.
     """
-    with epath.Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if lines is not None and number not in lines:
-                continue
-            try:
-                yield _parse(line, number, settings)
-            except (ValueError, RecursionError) as error:
-                yield Fault(line=number, error=str(error))
+    for number, line in _lines(path):
+        if lines is not None and number not in lines:
+            continue
+        try:
+            yield _parse(line, number, settings)
+        except (ValueError, RecursionError) as error:
+            yield Fault(line=number, error=str(error))
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    if Path(path).is_fifo():
+        raise OSError(f"expected --input of a file, which can be read twice, got the pipe {path}")
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            yield from enumerate(file, 1)
+    except OSError:
+        raise
+    except Exception as error:  # each file system has its own, or lacks a package
+        raise OSError(f"expected --input that can be read, got {path}: {error or type(error).__name__}") from error
 
 
 def _parse(line: bytes, number: int, settings: Settings) -> Row:
