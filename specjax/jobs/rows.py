@@ -3,8 +3,10 @@
     {"id": "a", "prompt": "...", "sampling": {"temperature": 0.7, "max_tokens": 100}}
     {"messages": [{"role": "user", "content": "..."}]}
     {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 100}}
+    {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
 
-The last is the OpenAI batch format; the model that its body names is not looked at.
+The third is the OpenAI batch format; the model that its body names is not looked at. The last is Spec-Bench's, of which
+the first turn is completed.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from typing import Any
 
 import fsspec
 
-from specjax.jobs.prompts import Prompt, prompt_of
+from specjax.jobs.prompts import Prompt, parse_json, prompt_of
 from specjax.jobs.settings import Sampling, Settings
 from specjax.verify import Greedy
 
@@ -83,7 +85,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse(line: bytes, number: int, settings: Settings) -> Row:
-    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    row = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     row, changes = _unwrap(row) if isinstance(row, dict) and "body" in row else (row, _own(row))
     prompt = prompt_of(row, number - 1)
     str(prompt.id).encode()  # a lone surrogate could not be written back
