@@ -28,6 +28,9 @@ _ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_to
 _FIELDS = typing.get_type_hints(Sampling)
 _PARAMETERS = _FIELDS.keys() | _ALIASES.keys()
 _NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
+_OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
+"""What other formats call keys of a plain row, which would be passed over in silence."""
+_NOT_BESIDE_BODY = {"id", "prompt", "messages", "turns", "sampling"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
 
@@ -102,6 +105,8 @@ def _own(row: Any) -> Mapping[str, Any]:
     stray = sorted(_PARAMETERS & row.keys())
     if stray:
         raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
+    for name in _OTHER_NAMES.keys() & row.keys():
+        raise ValueError(f"expected {_OTHER_NAMES[name]!r} beside the prompt, got {name!r}")
     changes = row.get("sampling", {})
     if not isinstance(changes, dict):
         raise ValueError(f"expected 'sampling' to be an object, got {type(changes).__name__}")
@@ -111,6 +116,8 @@ def _own(row: Any) -> Mapping[str, Any]:
 def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A plain row and its parameters from a request of the OpenAI batch format."""
     body = row["body"]
+    for name in sorted(_NOT_BESIDE_BODY & row.keys()):
+        raise ValueError(f"expected no {name!r} beside 'body' (OpenAI's format, with 'custom_id'), got one")
     if not isinstance(body, dict) or row.get("method", "POST") != "POST":
         raise ValueError("expected a POST request whose 'body' is an object")
     body = {name: value for name, value in body.items() if value is not None}
@@ -130,6 +137,8 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Sampling:
         field = _ALIASES.get(name, name)
         if field not in _FIELDS:
             raise ValueError(f"expected sampling parameters among {', '.join(_FIELDS)}, got {name!r}")
+        if field in values:
+            raise ValueError(f"expected one value of {field}, got {name!r} as well")
         values[field] = _typed(name, value, _FIELDS[field])
     sampling = dataclasses.replace(settings.sampling, **values)
     _check(sampling, settings)

@@ -42,3 +42,40 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="which can be read twice, got the pipe"):
         take(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"prompt": "x"', "expected JSON, got a fault at column 15: Expecting"),
+        (b'["x"]', "expected an object"),
+        (b"", "expected JSON, got an empty line"),
+        (b'{"prompt": "\xff"}', "utf-8"),
+        (b'{"prompt": "x", "id": "row 1"}', "got 'row 1' again (line 2 has it)"),
+        (b'{"prompt": "x", "id": 1.5}', "'id' to be a string or an integer, got 1.5"),
+        (b'{"prompt": "x", "id": "\\ud800"}', "surrogates not allowed"),
+        (b'{"prompt": "x", "temperature": 1}', "expected 'temperature' inside 'sampling'"),
+        (b'{"prompt": "x", "sampling": [1]}', "expected 'sampling' to be an object, got list"),
+        (b'{"prompt": "x", "sampling": {"heat": 1}}', "got 'heat'"),
+        (b'{"prompt": "x", "sampling": {"temperature": "hot"}}', "expected temperature of type float, got 'hot'"),
+        (b'{"prompt": "x", "sampling": {"temperature": -1}}', "expected temperature in [0, inf]"),
+        (b'{"prompt": "x", "sampling": {"seed": true}}', "expected seed of type int, got True"),
+        (b'{"prompt": "x", "sampling": {"stop": [1]}}', "expected stop to be a text or a list of texts"),
+        (b'{"prompt": "x", "sampling": {"max_tokens": 9}}', "expected max_tokens of at most 8 (--max-new-tokens"),
+        (b'{"custom_id": "x", "body": {"prompt": "x", "n": 2}}', "expected n to be 1, got 2"),
+        (b'{"custom_id": "x", "body": {"prompt": "x", "tools": []}}', "got 'tools'"),
+        (b'{"prompt": "x", "custom_id": "a"}', "expected 'id' beside the prompt, got 'custom_id'"),
+        (b'{"prompt": "x", "sampling_params": {}}', "expected 'sampling' beside the prompt, got 'sampling_params'"),
+        (b'{"prompt": "x", "sampling": {"max_tokens": 1, "max_new_tokens": 2}}', "one value of max_new_tokens"),
+        (b'{"body": {"prompt": "x"}, "id": "a"}', "expected no 'id' beside 'body'"),
+        (b'{"body": {"prompt": "x"}, "sampling": {}}', "expected no 'sampling' beside 'body'"),
+        (b'{"custom_id": "x", "body": "x"}', "'body' is an object"),
+        (b'{"custom_id": "x", "method": "GET", "body": {}}', "expected a POST request"),
+    ],
+)
+def test_lines_that_are_no_rows(tmp_path, line, error):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "a", "id": "row 0"}\n{"prompt": "b", "id": "row 1"}\n' + line + b"\n")
+    (fault,) = take(path).faults
+    assert fault.line == 3
+    assert error in fault.error
