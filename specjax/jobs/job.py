@@ -92,7 +92,7 @@ def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progre
             elapsed = run.clock() - began - slots.compile_time_s
             journal.write(finished, [intake.tickets.pop(each.prompt.id) for each in finished], elapsed)
             tokens, steps = (sum(int(getattr(each.stats, name)) for each in finished) for name in ("emitted", "steps"))
-            progress.update(len(finished), tokens, steps)
+            progress.update(len(finished), tokens, steps, elapsed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
