@@ -12,7 +12,7 @@ from small_jobs import USER, write_model
 from specjax.jobs import job, parts
 from specjax.jobs.completion import complete
 from specjax.jobs.decoder import build_decoder
-from specjax.jobs.job import run_job
+from specjax.jobs.job import caught_signals, run_job
 from specjax.jobs.options import parse_options
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.prompts import Prompt, encode_prompts
@@ -324,6 +324,7 @@ def test_a_signal_ends_the_job_after_the_step(start, files, monkeypatch, tmp_pat
 
     def append_and_kill(writer, records):
         append(writer, records)
+        monkeypatch.setattr(PartWriter, "append", append)
         os.kill(os.getpid(), signal.Signals[name])
 
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -336,6 +337,17 @@ def test_a_signal_ends_the_job_after_the_step(start, files, monkeypatch, tmp_pat
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert start(None).done == 10
     assert files(raw=True) == files(directory="whole", raw=True)
+
+
+def test_ctrl_c_after_a_signal_interrupts_at_once():
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with caught_signals() as names:
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert names == ["SIGTERM", "SIGTERM"]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 def test_processes_share_the_rows(start, files):
