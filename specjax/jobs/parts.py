@@ -35,7 +35,7 @@ class PartWriter:
           ValueError: another process has it.
           OSError: it cannot be written.
         """
-        path = directory / f"completions-{process_index:05d}.jsonl"
+        self._path = path = directory / f"completions-{process_index:05d}.jsonl"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +62,13 @@ class PartWriter:
           OSError: the disk is full or gone. What was written of them counts as far as its last newline.
         """
         data = b"".join(map(json_line, records))
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
+            raise OSError(error.errno, hint, str(self._path)) from error
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:

@@ -1,9 +1,11 @@
 """Files that survive a crash."""
 
+import errno
 import json
 
 import pytest
 
+from specjax.jobs import parts
 from specjax.jobs.manifest import digest_files
 from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
 
@@ -39,6 +41,23 @@ def test_a_part_goes_on_behind_its_last_whole_line(tmp_path):
         assert path.read_bytes() == whole
         writer.append([RECORD | {"id": 4}])
     assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] == ["é", 2, 4]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_fails_is_named_with_what_to_do(tmp_path, monkeypatch, call):
+    says = r"No space left \(.*the same command goes on from there\): '.*completions-00000\.jsonl'"
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    with PartWriter(tmp_path, 0) as writer:
+        writer.append([RECORD])
+        monkeypatch.setattr(parts.os, call, fail)
+        with pytest.raises(OSError, match=says) as raised:
+            writer.append([RECORD])
+        monkeypatch.undo()
+    assert raised.value.errno == errno.ENOSPC
+    assert next(read_records(tmp_path))[1] == RECORD
 
 
 def test_records_are_found_again_where_they_are(tmp_path):
