@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specjax.jobs import parts
+from specjax.jobs import manifest, parts
 from specjax.jobs.manifest import digest_files
 from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
 
@@ -84,6 +84,33 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert path.read_bytes() == b"old"
     write_whole(path, [b"new\n"])
     assert path.read_bytes() == b"new\n"
+
+
+def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    for content in (b"first", b"second"):
+        write_whole(path, [content], replace=False)
+        assert path.read_bytes() == b"first"
+
+    def no_links(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(parts.os, "link", no_links)
+    write_whole(tmp_path / "other", [b"first"], replace=False)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"first", "other": b"first"}
+
+
+def test_of_two_manifests_at_once_one_counts(tmp_path, monkeypatch):
+    """The other process is refused, as if it had come later."""
+    mine, theirs = ({"format": 1, "settings": {"dtype": dtype}} for dtype in ("float32", "bfloat16"))
+
+    def write_after_them(path, lines, **options):
+        path.write_text(json.dumps(theirs))
+        write_whole(path, lines, **options)
+
+    monkeypatch.setattr(manifest, "write_whole", write_after_them)
+    with pytest.raises(ValueError, match="expected dtype = 'bfloat16', with which this output was begun"):
+        manifest.check_manifest(tmp_path, mine)
 
 
 def test_lines_are_utf8():
