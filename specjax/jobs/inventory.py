@@ -27,10 +27,18 @@ class Inventory:
         return {name: line for name, line in lines.items() if (line - 1) % job.process_count == job.process_index}
 
     def reread(self, settings: Settings, lines: Container[int]) -> Iterator[Row]:
-        """The rows of these lines once more, with their texts."""
+        """The rows of these lines once more, with their texts.
+
+        Raises:
+          ValueError: one of them is another by now.
+        """
         for row in read_rows(str(settings.job.input), settings, lines):
-            if isinstance(row, Row) and self.rows.get(row.prompt.id) == (row.line, row.digest):
-                yield row
+            if isinstance(row, Fault) or self.rows.get(row.prompt.id) != (row.line, row.digest):
+                raise ValueError(
+                    f"expected line {row.line} of {settings.job.input} to be what it was when this start began, got "
+                    "another: do not change the file while a job runs, and start it again"
+                )
+            yield row
 
 
 @dataclasses.dataclass(kw_only=True)

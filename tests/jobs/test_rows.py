@@ -13,9 +13,12 @@ from specjax.jobs.settings import Job, Sampling, Settings
 TWO = b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "sampling": {"max_tokens": 3}}\n'
 
 
-def take(path, **options):
-    job = Job(input=str(path), output_dir="out", on_error="skip")
-    return take_inventory(Settings(job=job, sampling=Sampling(max_new_tokens=8, **options)))
+def settings_of(path):
+    return Settings(job=Job(input=str(path), output_dir="out", on_error="skip"), sampling=Sampling(max_new_tokens=8))
+
+
+def take(path):
+    return take_inventory(settings_of(path))
 
 
 def test_rows_may_be_far_away_and_compressed(tmp_path):
@@ -26,6 +29,18 @@ def test_rows_may_be_far_away_and_compressed(tmp_path):
     near = take(tmp_path / "rows.jsonl").rows
     assert [*near] == ["x", 1]
     assert take(tmp_path / "rows.jsonl.gz").rows == take("memory://bucket/rows.jsonl").rows == near
+
+
+@pytest.mark.parametrize("line", [b'{"prompt": "c", "id": "x"}', b"{"])
+def test_a_file_that_changes_while_a_job_runs_stops_it(tmp_path, line):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(TWO)
+    inventory = take(path)
+    assert [row.prompt.content for row in inventory.reread(settings_of(path), {1, 2})] == ["a", "b"]
+    path.write_bytes(line + TWO[TWO.index(b"\n") :])
+    with pytest.raises(ValueError, match=r"expected line 1 of .*rows\.jsonl to be what it was"):
+        list(inventory.reread(settings_of(path), {1, 2}))
+    assert [row.line for row in inventory.reread(settings_of(path), {2})] == [2]
 
 
 def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
