@@ -74,6 +74,7 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
         (b'{"prompt": "x", "sampling": {"heat": 1}}', "got 'heat'"),
         (b'{"prompt": "x", "sampling": {"temperature": "hot"}}', "expected temperature of type float, got 'hot'"),
         (b'{"prompt": "x", "sampling": {"temperature": -1}}', "expected temperature in [0, inf]"),
+        (b'{"prompt": "x", "sampling": {"temperature": 1, "top_k": 3000000000}}', "expected top_k in [0, 2147483647]"),
         (b'{"prompt": "x", "sampling": {"seed": true}}', "expected seed of type int, got True"),
         (b'{"prompt": "x", "sampling": {"stop": [1]}}', "expected stop to be a text or a list of texts"),
         (b'{"prompt": "x", "sampling": {"max_tokens": 9}}', "expected max_tokens of at most 8 (--max-new-tokens"),
