@@ -155,27 +155,28 @@ def test_case_70_a_row_of_another_prompt_is_not_taken_for_the_old_one(start):
         start([{"prompt": "new"}, {"prompt": "a"}, {"prompt": "b"}])
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        (("--num-speculative-tokens", "3"), "drafter.num_speculative_tokens = 6"),
-        (("--seed", "1"), "sampling.seed = 0"),
-        (("--temperature", "0.5"), "sampling.temperature = 0.0"),
-        (("--verifier", "block"), "verifier = 'rejection'"),
-        (("--drafter", "early_exit"), "drafter.kind = 'ngram'"),
-        (("--dtype", "bfloat16"), "dtype = 'float32'"),
-        (("--max-new-tokens", "7"), "sampling.max_new_tokens = 8"),
-        (("--max-prompt-tokens", "99"), "job.max_prompt_tokens = None"),
-        (("--raw-prompt",), "raw_prompt = False"),
-        (("--ignore-eos",), "sampling.ignore_eos = False"),
-    ],
-)
-def test_case_70_a_changed_setting_is_refused_by_name(start, files, option, name):
+CHANGED = {
+    ("--num-speculative-tokens", "3"): "drafter.num_speculative_tokens = 6",
+    ("--seed", "1"): "sampling.seed = 0",
+    ("--temperature", "0.5"): "sampling.temperature = 0.0",
+    ("--verifier", "block"): "verifier = 'rejection'",
+    ("--drafter", "early_exit"): "drafter.kind = 'ngram'",
+    ("--dtype", "bfloat16"): "dtype = 'float32'",
+    ("--max-new-tokens", "7"): "sampling.max_new_tokens = 8",
+    ("--max-prompt-tokens", "99"): "job.max_prompt_tokens = None",
+    ("--raw-prompt",): "raw_prompt = False",
+    ("--ignore-eos",): "sampling.ignore_eos = False",
+}
+"""Options that a job cannot go on with, and what its manifest says instead."""
+
+
+def test_case_70_a_changed_setting_is_refused_by_name(start, files):
     start(named()[:1])
     before = files(raw=True)
-    with pytest.raises(ValueError, match=f"expected {name}, with which this output was begun .* another --output-dir"):
-        start(None, *option)
-    assert files(raw=True) == before
+    for option, name in CHANGED.items():
+        with pytest.raises(ValueError, match=f"expected {name}, with which this output was begun .* another --output"):
+            start(None, *option)
+        assert files(raw=True) == before
 
 
 def test_a_changed_model_is_refused_and_a_moved_one_is_not(start, model, tmp_path):
