@@ -16,12 +16,10 @@ from specjax.jobs.job import caught_signals, run_job
 from specjax.jobs.options import parse_options
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.prompts import Prompt, encode_prompts
-from specjax.jobs.rows import Fault
 
 TEXTS = ["abab", "b", "abab", "naïve café", "c" * 14, "abcabcabc", "ba", "cc", "a", "bcbcb"]
 """Two are equal."""
 NEW = 8
-FAULT = Fault(line=1, error="not today")
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -193,21 +191,6 @@ def test_rows_without_a_manifest_are_not_gone_on_with(start, tmp_path):
     (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"expected \S+manifest\.json beside the completed rows, got none"):
         start(None)
-
-
-@pytest.mark.parametrize(
-    ("options", "level"),
-    [
-        ((), "tokens"),
-        (("--dtype", "bfloat16"), "distribution"),
-        (("--temperature", "1"), "distribution"),
-        (("--temperature", "1", "--verifier", "exact_match"), "tokens"),
-    ],
-)
-def test_the_manifest_names_the_level_of_losslessness(start, tmp_path, monkeypatch, options, level):
-    monkeypatch.setattr(job, "_decode", lambda settings, rows, journal, *_: [journal.skip(row, FAULT) for row in rows])
-    start(named()[:1], "--on-error", "skip", *options)
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["lossless_level"] == level
 
 
 def test_another_machine_is_only_warned_about(start, tmp_path):

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from specjax.jobs import manifest, parts
-from specjax.jobs.manifest import digest_files
+from specjax.jobs import parts
 from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
 
 RECORD = {"id": "é", "digest": "0", "process": 0, "run": 0}
@@ -100,29 +99,5 @@ def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"first", "other": b"first"}
 
 
-def test_of_two_manifests_at_once_one_counts(tmp_path, monkeypatch):
-    """The other process is refused, as if it had come later."""
-    mine, theirs = ({"format": 1, "settings": {"dtype": dtype}} for dtype in ("float32", "bfloat16"))
-
-    def write_after_them(path, lines, **options):
-        path.write_text(json.dumps(theirs))
-        write_whole(path, lines, **options)
-
-    monkeypatch.setattr(manifest, "write_whole", write_after_them)
-    with pytest.raises(ValueError, match="expected dtype = 'bfloat16', with which this output was begun"):
-        manifest.check_manifest(tmp_path, mine)
-
-
 def test_lines_are_utf8():
     assert json_line({"text": "é\n\u2028"}) == '{"text":"é\\n\u2028"}\n'.encode()
-
-
-def test_digest_of_a_model_is_of_names_and_contents(tmp_path):
-    for name, text in {"a/x": "1", "a/y": "2", "b/x": "1", "b/y": "2", "c/x": "1", "c/z": "2", "d/x": "1"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "b" / ".hidden").write_text("other")
-    digests = {name: digest_files(tmp_path / name) for name in "abcd"}
-    assert digests["a"] == digests["b"]
-    assert len(set(digests.values())) == 3
-    assert digest_files(tmp_path / "a" / "x") == digest_files(tmp_path / "c" / "x")

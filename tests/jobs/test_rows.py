@@ -31,6 +31,13 @@ def test_rows_may_be_far_away_and_compressed(tmp_path):
     assert take(tmp_path / "rows.jsonl.gz").rows == take("memory://bucket/rows.jsonl").rows == near
 
 
+def test_a_row_that_samples_is_noticed(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(TWO)
+    assert not take(tmp_path / "rows.jsonl").samples
+    (tmp_path / "rows.jsonl").write_bytes(TWO + b'{"prompt": "c", "sampling": {"temperature": 0.5}}')
+    assert take(tmp_path / "rows.jsonl").samples
+
+
 @pytest.mark.parametrize("line", [b'{"prompt": "c", "id": "x"}', b"{"])
 def test_a_file_that_changes_while_a_job_runs_stops_it(tmp_path, line):
     path = tmp_path / "rows.jsonl"
