@@ -12,6 +12,7 @@ the first turn is completed.
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import typing
 from collections.abc import Container, Iterator, Mapping
@@ -33,6 +34,8 @@ _OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
 _NOT_BESIDE_BODY = {"id", "prompt", "messages", "turns", "sampling"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
+_BUFFER_BYTES = 1 << 20
+"""Read at a time: files far away fetch or copy a block for every line that is read from them as they are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +82,9 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     if Path(path).is_fifo():
         raise OSError(f"expected --input of a file, which can be read twice, got the pipe {path}")
     try:
-        with fsspec.open(path, "rb", compression="infer") as file:
-            yield from enumerate(file, 1)
+        opened: Any = fsspec.open(path, "rb", compression="infer")
+        with opened as file, io.BufferedReader(file, _BUFFER_BYTES) as lines:
+            yield from enumerate(lines, 1)
     except OSError:
         raise
     except Exception as error:  # each file system has its own, or lacks a package

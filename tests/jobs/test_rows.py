@@ -1,6 +1,8 @@
 """Rows of a job, from files near and far. Nothing is decoded here."""
 
+import contextlib
 import gzip
+import io
 import os
 
 import fsspec
@@ -48,6 +50,23 @@ def test_a_file_that_changes_while_a_job_runs_stops_it(tmp_path, line):
     with pytest.raises(ValueError, match=r"expected line 1 of .*rows\.jsonl to be what it was"):
         list(inventory.reread(settings_of(path), {1, 2}))
     assert [row.line for row in inventory.reread(settings_of(path), {2})] == [2]
+
+
+def test_a_file_far_away_is_read_in_large_pieces(monkeypatch):
+    class Far(io.RawIOBase):
+        data, num_reads = io.BytesIO(b'{"prompt": "a"}\n' * 1000), 0
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            self.num_reads += 1
+            return self.data.readinto(buffer)
+
+    far = Far()
+    monkeypatch.setattr(fsspec, "open", lambda *_, **__: contextlib.nullcontext(far))
+    assert len(take("far://rows.jsonl").rows) == 1000
+    assert far.num_reads <= 2
 
 
 def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
