@@ -334,7 +334,7 @@ def test_ctrl_c_after_a_signal_interrupts_at_once():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
-def test_processes_share_the_rows(start, files):
+def test_processes_share_the_rows(start, files, tmp_path):
     start(named(), directory="whole")
     share = ["--process-count", "3", "--process-index"]
     assert [start(named(), *share, index).done for index in (1, 0)] == [3, 7]
@@ -343,10 +343,13 @@ def test_processes_share_the_rows(start, files):
     assert start(None, *share, 2).summary is None
     lines = [[row["id"] for row in files(f"completions-0000{index}.jsonl")] for index in range(3)]
     assert [set(ids) for ids in lines] == [{f"row {i}" for i in range(10) if i % 3 == index} for index in range(3)]
-    outcome = start(None, *share, 0, "--merge")
-    assert outcome.done == 10
-    assert outcome.summary["num_processes"] == 3
-    assert files(raw=True) == files(directory="whole", raw=True)
+    first, last = (tmp_path / "out" / f"completions-0000{index}.jsonl" for index in (0, 2))
+    for more in (b"", first.read_bytes(), b'{"id": "torn'):  # again, with rows done twice, and with a torn line
+        last.write_bytes(last.read_bytes() + more)
+        outcome = start(None, *share, 0, "--merge")
+        assert (outcome.done, outcome.summary["num_prompts"]) == (10, 10)
+        assert outcome.summary["num_processes"] == 3
+        assert files(raw=True) == files(directory="whole", raw=True)
 
 
 def test_one_process_at_a_time_writes_a_part(start, tmp_path):

@@ -12,7 +12,8 @@ from fsspec.registry import known_implementations
 from specjax.jobs.inventory import take_inventory
 from specjax.jobs.settings import Job, Sampling, Settings
 
-TWO = b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "sampling": {"max_tokens": 3}}\n'
+TWO = '\ufeff{"prompt": "a\u2028", "id": "x"}\r\n{"prompt": "b", "sampling": {"max_tokens": 3}}\n'.encode()
+"""With a byte order mark, an end of line of Windows, and one of Unicode that is none."""
 
 
 def settings_of(path):
@@ -45,7 +46,7 @@ def test_a_file_that_changes_while_a_job_runs_stops_it(tmp_path, line):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(TWO)
     inventory = take(path)
-    assert [row.prompt.content for row in inventory.reread(settings_of(path), {1, 2})] == ["a", "b"]
+    assert [row.prompt.content for row in inventory.reread(settings_of(path), {1, 2})] == ["a\u2028", "b"]
     path.write_bytes(line + TWO[TWO.index(b"\n") :])
     with pytest.raises(ValueError, match=r"expected line 1 of .*rows\.jsonl to be what it was"):
         list(inventory.reread(settings_of(path), {1, 2}))
