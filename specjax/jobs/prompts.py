@@ -155,4 +155,7 @@ def _parse_text(line: str, default_id: int) -> Prompt:
 
 
 def _parse_row(line: str, default_id: int) -> Prompt:
-    return prompt_of(parse_json(line), default_id)
+    row = parse_json(line)
+    if isinstance(row, dict) and "sampling" in row:
+        raise ValueError("expected no 'sampling' with --prompts, which decodes all rows alike, got one: use --input")
+    return prompt_of(row, default_id)
