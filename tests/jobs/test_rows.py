@@ -34,6 +34,18 @@ def test_rows_may_be_far_away_and_compressed(tmp_path):
     assert take(tmp_path / "rows.jsonl.gz").rows == take("memory://bucket/rows.jsonl").rows == near
 
 
+def test_rows_of_every_format_have_the_ids_of_their_format(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    talk = b'{"messages": [{"role": "user", "content": "b"}]}'
+    openai = b'{"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": ' + talk + b"}"
+    spec_bench = b'{"question_id": 81, "category": "writing", "turns": ["c", "d"]}'
+    path.write_bytes(b"\n".join([b'{"id": "a", "prompt": "a", "topic": 1}', openai, spec_bench, talk]))
+    inventory = take(path)
+    assert (inventory.faults, [*inventory.rows]) == ((), ["a", "b", 81, 3])
+    rows = inventory.reread(settings_of(path), {3, 4})
+    assert [row.prompt.content for row in rows] == ["c", [{"role": "user", "content": "b"}]]
+
+
 def test_a_row_that_samples_is_noticed(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(TWO)
     assert not take(tmp_path / "rows.jsonl").samples
