@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 
 from specjax.benchmark.commands import execute
-from specjax.benchmark.files import check_pictures, write_report
+from specjax.benchmark.files import check_pictures, make_directory, write_report
 from specjax.benchmark.measure import Pair
 from specjax.benchmark.options import Plan, parse_plan, recorded
 from specjax.jobs.runtime import configure, fail
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(plan: Plan) -> None:
     check_pictures()
+    make_directory(plan.output_dir)
     settings, console = plan.points[0], Console(stderr=True)
     configure(settings.dtype, cache=settings.compilation_cache)
     print("settings:", json.dumps(recorded(plan)), file=sys.stderr)

@@ -1,7 +1,8 @@
 """Compares specjax with Hugging Face transformers on this machine: same weights, same prompts, one process.
 
-Batch 1, greedy. For each prompt four runs follow one another: transformers plain and with prompt lookup, specjax plain
-and with the n-gram drafter. Compile time is spent before and printed apart. Needs the extra `bench`.
+Batch 1, greedy. For each prompt its runs follow one another: transformers plain and with prompt lookup, specjax plain
+and with the n-gram drafter; with --draft-model also transformers assisted by that model, and specjax drafting with it.
+Compile time is spent before and printed apart. Needs the extra `bench`.
 
     python scripts/benchmark_huggingface.py --questions spec_bench.jsonl --dtype float32 --per-category 5
 """
@@ -28,7 +29,7 @@ from specjax.benchmark.questions import read_questions
 from specjax.io.checkpoint import load_checkpoint
 from specjax.io.huggingface import to_state_dict
 from specjax.io.sources import resolve_model
-from specjax.io.tokenizer import load_tokenizer
+from specjax.io.tokenizer import check_same_vocabulary, load_tokenizer
 from specjax.models.params import join_projections
 
 GAP = 1e-3
@@ -103,13 +104,13 @@ class HuggingFace:
 
 
 class SpecJax:
-    """The library, plain or with the n-gram drafter."""
+    """The library, plain or with a drafter."""
 
-    def __init__(self, checkpoint, drafter, max_new_tokens):
+    def __init__(self, checkpoint, drafter, max_new_tokens, draft_params=None):
         self.config = specjax.DecodeConfig(
             target=specjax.Transformer(checkpoint.config), drafter=drafter, verifier=specjax.Greedy()
         )
-        self.params = specjax.Params(target=checkpoint.params)
+        self.params = specjax.Params(target=checkpoint.params, draft=draft_params)
         self.sampling = specjax.sampling_params(1, max_tokens=max_new_tokens, stop_token_ids=checkpoint.eos_ids)
         self.width = specjax.bucket(max_new_tokens)
 
@@ -171,6 +172,23 @@ def lookup_options(args):
     }
 
 
+def load_assistants(args, checkpoint, tokenizer):
+    """The draft model as transformers' assistant, which always proposes a full window, and as our drafter."""
+    path = resolve_model(args.draft_model)
+    check_same_vocabulary(tokenizer, load_tokenizer(path))
+    draft = load_checkpoint(path, dtype=getattr(jnp, args.dtype))
+    assistant = HuggingFace(draft, args.dtype).model
+    assistant.generation_config.num_assistant_tokens = args.num_speculative_tokens
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    drafter = specjax.ModelDrafter(
+        model=specjax.Transformer(draft.config),
+        num_tokens=args.num_speculative_tokens,
+        vocab_size=checkpoint.config.vocab_size,
+    )
+    return assistant, SpecJax(checkpoint, drafter, args.max_new_tokens, join_projections(draft.params))
+
+
 def first_difference(left, right):
     """Index of the first differing token, None if the lists are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -185,6 +203,7 @@ def compare(args, hub, checkpoint, tokenizer):
     drafter = specjax.NGramDrafter(num_tokens=window, prompt_lookup_max=args.prompt_lookup_max)
     plain = SpecJax(checkpoint, specjax.NoDrafter(), args.max_new_tokens)
     ngram = SpecJax(checkpoint, drafter, args.max_new_tokens)
+    assistant, assisted = load_assistants(args, checkpoint, tokenizer) if args.draft_model else (None, None)
     floors, records = {}, []
     plain_pace, always = specjax.make_pace(1, [1.0]), specjax.make_pace(1, [1.0, 1.0])
     for row in read_questions(args.questions, args.per_category):
@@ -194,6 +213,8 @@ def compare(args, hub, checkpoint, tokenizer):
             started = time.perf_counter()
             plain(prompt, plain_pace)
             ngram(prompt, always)
+            if assisted:
+                assisted(prompt, always)
             spent = time.perf_counter() - started
             floors[size] = {
                 "first_call_s": spent,
@@ -211,6 +232,9 @@ def compare(args, hub, checkpoint, tokenizer):
             "always": ngram(prompt, always),
             "paced": ngram(prompt, pace),
         }
+        if assisted:
+            runs["hf_assisted"] = hub(prompt, args.max_new_tokens, assistant_model=assistant)
+            runs["assisted"] = assisted(prompt, always)
         split = first_difference(runs["hf"].tokens, runs["plain"].tokens)
         records.append(
             {
@@ -220,7 +244,7 @@ def compare(args, hub, checkpoint, tokenizer):
                 "bucket": size,
                 "first_difference": split,
                 "gap": None if split is None else hub.gap(prompt + runs["hf"].tokens[:split]),
-                "own_equal": all(runs[name].tokens == runs["plain"].tokens for name in ("always", "paced")),
+                "own_equal": all(run.tokens == runs["plain"].tokens for name, run in runs.items() if name[:2] != "hf"),
                 "runs": {name: dataclasses.asdict(run) for name, run in runs.items()},
             }
         )
@@ -300,6 +324,15 @@ def summarize(records, floors):
             "always_vs_plain": speed(rows, "always") / speed(rows, "plain"),
             "paced_vs_plain": speed(rows, "paced") / speed(rows, "plain"),
         }
+        if "assisted" in rows[0]["runs"]:
+            table[name] |= {
+                "tau_hf_assisted": acceptance_length(rows, "hf_assisted"),
+                "tau_assisted": acceptance_length(rows, "assisted"),
+                "tok_s_hf_assisted": speed(rows, "hf_assisted"),
+                "tok_s_assisted": speed(rows, "assisted"),
+                "assisted_vs_hf_assisted": speed(rows, "assisted") / speed(rows, "hf_assisted"),
+                "assisted_vs_plain": speed(rows, "assisted") / speed(rows, "plain"),
+            }
     differing = [r for r in records if r["first_difference"] is not None]
     return {
         "categories": table,
@@ -328,6 +361,7 @@ def main(argv=None):
     parser.add_argument("--questions", required=True, help="Spec-Bench format: JSONL with question_id, category, turns")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--draft-model", help="a smaller model of the same vocabulary: compares assisted decoding too")
     parser.add_argument("--per-category", type=int, help="questions of each category; default: all")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=6)
@@ -337,6 +371,8 @@ def main(argv=None):
     )
     parser.add_argument("--output", help="JSON file for the summary and every run")
     args = parser.parse_args(argv)
+    if args.tokens_only and args.draft_model:
+        parser.error("expected --tokens-only or --draft-model, got both")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = resolve_model(args.model)
     checkpoint = load_checkpoint(path, dtype=getattr(jnp, args.dtype))

@@ -20,7 +20,7 @@ from specjax.jobs.batching import Request, SlotBatch
 from specjax.jobs.completion import Completion, complete
 from specjax.jobs.decoder import Decoder, build_decoder
 from specjax.jobs.options import parse_options
-from specjax.jobs.prompts import Prompt, encode_prompts
+from specjax.jobs.prompts import Prompt, encode_prompts, parse_json, read_lines
 from specjax.jobs.runtime import configure
 from specjax.report.metrics import ratio
 
@@ -32,8 +32,9 @@ def main(arguments: Sequence[str]) -> None:
     own, rest = parser.parse_known_args(arguments)
     settings = parse_options([*rest, "--prompt", "none", "--no-stream"])
     configure(settings.dtype, cache=settings.compilation_cache)
-    decoder, size = build_decoder(settings), settings.batch_size
-    prompts = encode_prompts(decoder.tokenizer, read_turns(own.questions, own.num_prompts))
+    decoder, size = build_decoder(settings, settings.parallel.build()), settings.batch_size
+    turns = read_turns(own.questions, own.num_prompts)
+    prompts = encode_prompts(decoder.tokenizer, turns, raw=settings.raw_prompt)
     runs = {"slots": run_slots(decoder, prompts, size)}
     print(json.dumps(runs["slots"]), file=sys.stderr)
     for name, rows in {"fixed": size, "single": 1}.items():
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def read_turns(path: Path, count: int) -> list[Prompt]:
     """All first turns, then all second ones, and so on, as many as asked for; shuffled."""
-    questions = [json.loads(line)["turns"] for line in path.read_text(encoding="utf-8").splitlines()]
+    questions = [parse_json(line)["turns"] for _, line in read_lines(path)]
     turns = [turns[place] for place in range(max(map(len, questions))) for turns in questions if place < len(turns)]
     random.Random(0).shuffle(taken := turns[:count])
     return [Prompt(id=index, content=text) for index, text in enumerate(taken)]

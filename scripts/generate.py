@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
         return fail(error, 1)
     except KeyboardInterrupt:
         done = sum(len(batch.completions) for batch in finished)
-        print(f"\ninterrupted after {done} prompts", file=sys.stderr)
+        job = "at once; the same command goes on from what is on disk"
+        print(f"\ninterrupted {f'after {done} prompts' if settings.job.input is None else job}", file=sys.stderr)
         return 130
     return 0
 

@@ -257,7 +257,7 @@ def sampling_params(
             raise ValueError(f"expected {name} to be one value or {batch_size} (one per row), got {np.shape(value)}")
         values = np.broadcast_to(np.asarray(value), batch_size).tolist()
         for item in values:
-            stored = float(dtype(item))  # as the device will see it
+            stored = _stored(item, dtype)
             exact = stored == item or dtype is np.float32
             if not (math.isfinite(stored) and low <= stored <= high and exact) or (open_low and stored == low):
                 raise ValueError(f"expected {name} in {'(' if open_low else '['}{low}, {high}], got {item}")
@@ -281,6 +281,15 @@ def sampling_params(
     if (params.min_tokens > params.max_tokens).any():
         raise ValueError(f"expected min_tokens <= max_tokens, got {min_tokens} and {max_tokens}")
     return params
+
+
+def _stored(value: float, dtype: Any) -> float:
+    """A number as the device will see it; infinite where it is too large for that."""
+    try:
+        with np.errstate(over="ignore"):
+            return float(dtype(value))
+    except OverflowError:
+        return math.inf
 
 
 def _stop_columns(batch_size: int, stop_token_ids: Sequence) -> jax.Array:

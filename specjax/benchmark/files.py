@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,18 @@ def check_pictures() -> None:
         raise ValueError("expected matplotlib for the report, got none: pip install 'specjax[report]'")
 
 
+def make_directory(directory: str | Path) -> Path:
+    """The directory of a report, made and tried before anything is measured for it.
+
+    Raises:
+      OSError: it cannot be made, or written to.
+    """
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=root):
+        return root
+
+
 def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path]:
     """Writes the report into a directory, which is made; files of an earlier report are replaced.
 
@@ -26,8 +39,7 @@ def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path
     from specjax.report.charts import charts, render
     from specjax.report.page import page
 
-    root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
+    root = make_directory(directory)
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
     files = {"summary.json": text.encode(), "report.html": page(summary).encode()}
     files |= {f"{chart.name}.png": render(chart, "light", "png") for chart in charts(summary)}

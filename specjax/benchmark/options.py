@@ -27,8 +27,14 @@ REFUSED = {
     "--output": None,
     "--per-position": False,
     "--stream": None,
+    "--parallel": "auto",
+    "--mesh": None,
+    "--coordinator-address": None,
+    "--num-processes": None,
+    "--process-id": None,
 }
-"""Options of `generate.py` that would change nothing here, or what is measured, and what they are without a flag."""
+"""Options of `generate.py` that would change nothing here, where one device is measured, or what is measured, and what
+they are without a flag."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +79,8 @@ def parse_plan(arguments: Sequence[str], *, description: str | None = None) -> P
         own, rest = _parser(description).parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
-    if any(word.split("=")[0] == "--prompts" for word in rest):
-        raise ValueError("expected --questions, got --prompts: what is measured has categories and turns")
+    for flag in {"--prompts", "--input"} & {word.split("=")[0] for word in rest}:
+        raise ValueError(f"expected --questions, got {flag}: what is measured has categories and turns")
     given = {flag: value for flag, value in vars(own).items() if flag.startswith("--") and value is not None}
     lists, defaults = COMMANDS[own.command]
     steady = {} if own.synthetic_acceptance is None else {"--pace": "always"}
@@ -131,7 +137,8 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _epilog() -> str:
-    lines = [f"  {flag:28}{text}" for flag, (_, text) in OPTIONS.items() if flag not in (*REFUSED, "--prompts")]
+    taken = {flag: text for flag, (path, text) in OPTIONS.items() if not path.startswith("job.")}
+    lines = [f"  {flag:28}{text}" for flag, text in taken.items() if flag not in (*REFUSED, "--prompts")]
     lists = [f"  {command:7}{', '.join(flags) or 'none'}" for command, (flags, _) in COMMANDS.items()]
     return "\n".join(["lists (a,b,c) are taken by", *lists, "as in generate.py:", *lines, "  --config, --set"])
 

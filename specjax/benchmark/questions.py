@@ -1,11 +1,12 @@
 """Questions to measure with: Spec-Bench's file format, and a small set of the project's own."""
 
 import dataclasses
-import json
 from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from specjax.jobs.prompts import parse_json, read_lines
 
 OWN_QUESTIONS = Path(str(resources.files("specjax.benchmark") / "questions.jsonl"))
 """Short prompts of nine kinds, written for this project."""
@@ -41,9 +42,9 @@ def read_questions(path: str | Path = OWN_QUESTIONS, per_category: int | None = 
         raise ValueError(f"expected at least 1 question per category, got {per_category}")
     groups: dict[str, list[Question]] = {}
     ids: Counter[str | int] = Counter()
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in read_lines(path):
         try:
-            question = _question(json.loads(line))
+            question = _question(parse_json(line))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         ids[question.id] += 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
@@ -74,11 +75,11 @@ class SlotBatch:
 
         Args:
           requests: taken up in order. Those of similar length in a row waste least.
-          stop: asked between two calls of the device. Once it says yes nothing more is decoded; what is not done is
-            dropped.
+          stop: asked between two calls of the device, and before each prompt. Once it says yes nothing more is read or
+            decoded; what is not done is dropped.
         """
-        waiting, finished = iter(requests), []
-        while not stop() and self._fill(waiting):
+        waiting, finished = itertools.takewhile(lambda _: not stop(), requests), []
+        while self._fill(waiting) and not stop():
             self._advance()
             yield finished
             finished = self._collect()

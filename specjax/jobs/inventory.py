@@ -27,10 +27,18 @@ class Inventory:
         return {name: line for name, line in lines.items() if (line - 1) % job.process_count == job.process_index}
 
     def reread(self, settings: Settings, lines: Container[int]) -> Iterator[Row]:
-        """The rows of these lines once more, with their texts."""
+        """The rows of these lines once more, with their texts.
+
+        Raises:
+          ValueError: one of them is another by now.
+        """
         for row in read_rows(str(settings.job.input), settings, lines):
-            if isinstance(row, Row) and self.rows.get(row.prompt.id) == (row.line, row.digest):
-                yield row
+            if isinstance(row, Fault) or self.rows.get(row.prompt.id) != (row.line, row.digest):
+                raise ValueError(
+                    f"expected line {row.line} of {settings.job.input} to be what it was when this start began, got "
+                    "another: do not change the file while a job runs, and start it again"
+                )
+            yield row
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -82,18 +90,18 @@ def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Le
     """Reads all parts.
 
     Raises:
-      ValueError: a part that is damaged, or a record of a row that the input does not hold like that any more.
+      ValueError: a part that is damaged, or a completed row that the input does not hold like that any more.
     """
     ledger = Ledger(places={}, errors={}, runs=0)
     for place, record in read_records(directory):
         name = record["id"]
-        _check_known(name, place, inventory)
         if record["process"] == process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
-        if "error" in record:
-            ledger.errors[name] = record["error"]
-        else:
+        if "error" not in record:
+            _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
+        elif inventory.rows.get(name, (0, None))[1] == place.digest:  # or else it was mended or taken out since
+            ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}
     return ledger
 

@@ -49,6 +49,7 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
     Raises:
       ValueError: rows, settings or models that are wrong or have changed, or devices of several processes.
       OSError: a file cannot be read or written; what was completed before is kept.
+      KeyboardInterrupt: SIGINT, when a signal had come before; what was completed is kept.
     """
     job, directory = settings.job, Path(str(settings.job.output_dir))
     with caught_signals() as signals:
@@ -92,7 +93,7 @@ def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progre
             elapsed = run.clock() - began - slots.compile_time_s
             journal.write(finished, [intake.tickets.pop(each.prompt.id) for each in finished], elapsed)
             tokens, steps = (sum(int(getattr(each.stats, name)) for each in finished) for name in ("emitted", "steps"))
-            progress.update(len(finished), tokens, steps)
+            progress.update(len(finished), tokens, steps, elapsed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,11 +165,12 @@ def _merge(directory: Path, inventory: Inventory, ledger: Ledger) -> Outcome:
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[str]]:
-    """Collects the names of SIGTERM and SIGINT in place of dying of them."""
+    """Collects the names of SIGTERM and SIGINT in place of dying of them; a SIGINT after another signal interrupts."""
     names: list[str] = []
 
     def note(number: int, _: object) -> None:
         names.append(signal.Signals(number).name)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -18,7 +18,7 @@ from specjax.jobs.settings import DRAFTERS, STRATEGIES, VERIFIERS, Settings
 
 OPTIONS: dict[str, tuple[str, str]] = {
     "--prompt": ("prompt", "text to complete; may be repeated"),
-    "--prompts": ("prompts", "file of prompts: text (one a line) or .jsonl with 'prompt' or 'messages' and 'id'"),
+    "--prompts": ("prompts", "file of prompts: text (one a line) or .jsonl with 'prompt', 'messages' or 'turns'"),
     "--raw-prompt": ("raw_prompt", "encode prompts as they are, without the chat template"),
     "--model": ("model", "target: a path, an alias or owner/name of a hub repository"),
     "--dtype": ("dtype", "of the weights: float32 or bfloat16"),

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,7 +36,7 @@ class PartWriter:
           ValueError: another process has it.
           OSError: it cannot be written.
         """
-        path = directory / f"completions-{process_index:05d}.jsonl"
+        self._path = path = directory / f"completions-{process_index:05d}.jsonl"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +63,13 @@ class PartWriter:
           OSError: the disk is full or gone. What was written of them counts as far as its last newline.
         """
         data = b"".join(map(json_line, records))
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
+            raise OSError(error.errno, hint, str(self._path)) from error
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
@@ -132,15 +137,31 @@ def read_at(places: Iterable[Place]) -> Iterator[dict[str, Any]]:
             yield json.loads(files[place.path].readline())
 
 
-def write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Writes a file that is there either as a whole or not at all."""
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
+def write_whole(path: Path, lines: Iterable[bytes], *, replace: bool = True) -> None:
+    """Writes a file that is there either as a whole or not at all.
+
+    Args:
+      path: the file.
+      lines: what it is to hold.
+      replace: what is there already makes room; otherwise it stays, whoever wrote it and when.
+    """
+    scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # hosts may share process ids
     try:
         with scratch.open("wb") as file:
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+        (os.replace if replace else _place)(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _place(scratch: Path, path: Path) -> None:
+    """Gives a file its name unless that is taken. Not every mounted file system has links."""
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        return
+    except OSError:
+        os.replace(scratch, path)

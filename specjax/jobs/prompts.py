@@ -26,8 +26,8 @@ def read_prompts(texts: Sequence[str] = (), path: str | Path | None = None) -> l
 
     Args:
       texts: prompts given directly.
-      path: a file: JSONL if its name ends in `.jsonl`, with a `prompt` or `messages` and an optional `id` (text or
-        integer) in each line, other keys being ignored; otherwise plain text, one prompt a line.
+      path: a file: JSONL if its name ends in `.jsonl`, with a prompt in each line as `prompt_of` takes it; otherwise
+        plain text, one prompt a line.
 
     Returns:
       The prompts in order, those of `texts` first.
@@ -43,18 +43,50 @@ def read_prompts(texts: Sequence[str] = (), path: str | Path | None = None) -> l
     return prompts
 
 
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Numbers from 1, and texts without their ends, of the lines of a text file; U+2028 and its like end no line.
+
+    Raises:
+      ValueError: it is not UTF-8.
+      OSError: it cannot be read.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected {path} to be UTF-8, got another encoding: {error}") from error
+
+
+def parse_json(line: str) -> Any:
+    """What a line of JSONL holds.
+
+    Raises:
+      ValueError: it is empty, or no JSON.
+    """
+    if not line.strip():
+        raise ValueError("expected JSON, got an empty line")
+    try:
+        return json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, got a fault at column {error.colno}: {error.msg}") from error
+
+
 def prompt_of(row: Any, default_id: int) -> Prompt:
     """The prompt in a row of JSONL.
 
     Args:
-      row: what the line holds: an object with a `prompt` or `messages` and an optional `id`; other keys are ignored.
+      row: what the line holds: an object with a `prompt` or `messages` and an optional `id`, or one of Spec-Bench with
+        `turns`, of which the first is the prompt, and a `question_id`; other keys are ignored.
       default_id: the id of a row that names none.
 
     Raises:
       ValueError: no such object.
     """
+    if isinstance(row, dict) and "turns" in row and not {"prompt", "messages"} & row.keys():
+        row = _first_turn(row)
     if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
-        raise ValueError("expected an object with either 'prompt' or 'messages'")
+        raise ValueError("expected an object with either 'prompt' or 'messages', or with 'turns'")
     name = row.get("id", default_id)
     if type(name) not in (str, int):
         raise ValueError(f"expected 'id' to be a string or an integer, got {name!r}")
@@ -62,6 +94,15 @@ def prompt_of(row: Any, default_id: int) -> Prompt:
     if not isinstance(content, kind):
         raise ValueError(f"expected a prompt to be a string and messages to be a list, got {type(content).__name__}")
     return Prompt(id=name, content=content)
+
+
+def _first_turn(question: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that asks the first of a question's turns: the others follow replies, which are not there yet."""
+    turns = question["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"expected 'turns' to be a list of texts, got {turns!r}")
+    named = {"id": question["question_id"]} if "question_id" in question else {}
+    return {**question, **named, "prompt": turns[0]}
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[Prompt], *, raw: bool = False) -> list[Prompt]:
@@ -96,7 +137,7 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt, wrap: bool) -> tuple[int, ...]
 def _read_file(path: Path, first_id: int) -> list[Prompt]:
     parse = _parse_row if path.suffix == ".jsonl" else _parse_text
     prompts: dict[str | int, Prompt] = {}
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             prompt = parse(line, first_id + len(prompts))
             if prompt.id in prompts:
@@ -107,15 +148,6 @@ def _read_file(path: Path, first_id: int) -> list[Prompt]:
     return list(prompts.values())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"expected {path} to be UTF-8, got another encoding: {error}") from error
-
-
 def _parse_text(line: str, default_id: int) -> Prompt:
     if not line.strip():
         raise ValueError("expected a prompt, got an empty line")
@@ -123,4 +155,7 @@ def _parse_text(line: str, default_id: int) -> Prompt:
 
 
 def _parse_row(line: str, default_id: int) -> Prompt:
-    return prompt_of(json.loads(line), default_id)
+    row = parse_json(line)
+    if isinstance(row, dict) and "sampling" in row:
+        raise ValueError("expected no 'sampling' with --prompts, which decodes all rows alike, got one: use --input")
+    return prompt_of(row, default_id)

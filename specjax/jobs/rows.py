@@ -3,21 +3,25 @@
     {"id": "a", "prompt": "...", "sampling": {"temperature": 0.7, "max_tokens": 100}}
     {"messages": [{"role": "user", "content": "..."}]}
     {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 100}}
+    {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
 
-The last is the OpenAI batch format; the model that its body names is not looked at.
+The third is the OpenAI batch format; the model that its body names is not looked at. The last is Spec-Bench's, of which
+the first turn is completed.
 """
 
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import typing
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from etils import epath
+import fsspec
 
-from specjax.jobs.prompts import Prompt, prompt_of
+from specjax.jobs.prompts import Prompt, parse_json, prompt_of
 from specjax.jobs.settings import Sampling, Settings
 from specjax.verify import Greedy
 
@@ -25,8 +29,13 @@ _ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_to
 _FIELDS = typing.get_type_hints(Sampling)
 _PARAMETERS = _FIELDS.keys() | _ALIASES.keys()
 _NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
+_OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
+"""What other formats call keys of a plain row, which would be passed over in silence."""
+_NOT_BESIDE_BODY = {"id", "prompt", "messages", "turns", "sampling"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
+_BUFFER_BYTES = 1 << 20
+"""Read at a time: files far away fetch or copy a block for every line that is read from them as they are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,25 +62,37 @@ def read_rows(path: str, settings: Settings, lines: Container[int] | None = None
     """Reads a file of rows line by line.
 
     Args:
-      path: the file, on any file system that `etils.epath` can open.
+      path: the file, on any file system that `fsspec` can open; compressed if its name ends like that (`.gz`).
       settings: what rows are completed with where they do not say.
       lines: numbers of the lines to look at; None: all.
 
     Raises:
       OSError: the file cannot be read.
     """
-    with epath.Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if lines is not None and number not in lines:
-                continue
-            try:
-                yield _parse(line, number, settings)
-            except (ValueError, RecursionError) as error:
-                yield Fault(line=number, error=str(error))
+    for number, line in _lines(path):
+        if lines is not None and number not in lines:
+            continue
+        try:
+            yield _parse(line, number, settings)
+        except (ValueError, RecursionError) as error:
+            yield Fault(line=number, error=str(error))
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    if Path(path).is_fifo():
+        raise OSError(f"expected --input of a file, which can be read twice, got the pipe {path}")
+    try:
+        opened: Any = fsspec.open(path, "rb", compression="infer")
+        with opened as file, io.BufferedReader(file, _BUFFER_BYTES) as lines:
+            yield from enumerate(lines, 1)
+    except OSError:
+        raise
+    except Exception as error:  # each file system has its own, or lacks a package
+        raise OSError(f"expected --input that can be read, got {path}: {error or type(error).__name__}") from error
 
 
 def _parse(line: bytes, number: int, settings: Settings) -> Row:
-    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    row = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     row, changes = _unwrap(row) if isinstance(row, dict) and "body" in row else (row, _own(row))
     prompt = prompt_of(row, number - 1)
     str(prompt.id).encode()  # a lone surrogate could not be written back
@@ -88,6 +109,8 @@ def _own(row: Any) -> Mapping[str, Any]:
     stray = sorted(_PARAMETERS & row.keys())
     if stray:
         raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
+    for name in _OTHER_NAMES.keys() & row.keys():
+        raise ValueError(f"expected {_OTHER_NAMES[name]!r} beside the prompt, got {name!r}")
     changes = row.get("sampling", {})
     if not isinstance(changes, dict):
         raise ValueError(f"expected 'sampling' to be an object, got {type(changes).__name__}")
@@ -97,6 +120,8 @@ def _own(row: Any) -> Mapping[str, Any]:
 def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A plain row and its parameters from a request of the OpenAI batch format."""
     body = row["body"]
+    for name in sorted(_NOT_BESIDE_BODY & row.keys()):
+        raise ValueError(f"expected no {name!r} beside 'body' (OpenAI's format, with 'custom_id'), got one")
     if not isinstance(body, dict) or row.get("method", "POST") != "POST":
         raise ValueError("expected a POST request whose 'body' is an object")
     body = {name: value for name, value in body.items() if value is not None}
@@ -116,6 +141,8 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Sampling:
         field = _ALIASES.get(name, name)
         if field not in _FIELDS:
             raise ValueError(f"expected sampling parameters among {', '.join(_FIELDS)}, got {name!r}")
+        if field in values:
+            raise ValueError(f"expected one value of {field}, got {name!r} as well")
         values[field] = _typed(name, value, _FIELDS[field])
     sampling = dataclasses.replace(settings.sampling, **values)
     _check(sampling, settings)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NGramDrafter
@@ -144,7 +146,7 @@ class Sampling:
         Raises:
           ValueError: a value out of range.
         """
-        return sampling_params(
+        params = sampling_params(
             batch_size,
             temperature=self.temperature,
             top_k=self.top_k,
@@ -155,8 +157,12 @@ class Sampling:
             frequency_penalty=self.frequency_penalty,
             min_tokens=self.min_tokens,
             max_tokens=self.max_new_tokens,
-            stop_token_ids=() if self.ignore_eos else tuple(eos_ids),
+            stop_token_ids=tuple(eos_ids),
         )
+        if not self.ignore_eos:
+            return params
+        none = jnp.full_like(params.stop_token_ids, -1)  # as wide as those of other rows, whose slot this may take
+        return dataclasses.replace(params, stop_token_ids=none)
 
 
 APART = "start it on each of several single-host machines, with --process-count, --process-index and one --output-dir"

@@ -42,10 +42,11 @@ def summary_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def job_table(summary: Mapping[str, Any]) -> Table:
-    """The single numbers of a batch job's summary, one a line."""
+    """The single numbers of a batch job's summary, one a line, and how its rows ended."""
     table = Table("metric", show_header=False)
     table.add_column(justify="right")
-    for metric, value in summary.items():
+    endings = {f"finish_reason {reason}": count for reason, count in summary["finish_reasons"].items() if count}
+    for metric, value in {**summary, **endings}.items():
         if value is None or isinstance(value, int | float):
             table.add_row(metric, show(value))
     return table

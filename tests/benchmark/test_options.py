@@ -60,6 +60,7 @@ def test_tuning_tries_windows_and_drafters():
         ),
         ("tune", ["--synthetic-acceptance", "1"], "tune without --synthetic-acceptance"),
         ("run", ["--prompts", "x.jsonl"], "--questions, got --prompts"),
+        ("run", ["--input", "x.jsonl"], "--questions, got --input"),
         ("walk", [], "invalid choice: 'walk'"),
         ("run", ["--no-such-thing"], "unrecognized arguments: --no-such-thing"),
     ],
@@ -69,12 +70,22 @@ def test_what_does_not_go_together_is_refused_by_name_here_too(command, argument
         plan_of(*arguments, command=command)
 
 
+ASKED = {
+    "--prompt": ["--prompt", "x"],
+    "--stop": ["--stop", "x"],
+    "--output": ["--output", "x"],
+    "--logprobs": ["--logprobs", "--output", "y"],
+    "--parallel": ["--parallel", "jit"],
+    "--mesh": ["--mesh", "model=1"],
+}
+"""How an option is given where it takes a value, or does not stand alone."""
+
+
 @pytest.mark.parametrize("flag", [*REFUSED])
 def test_options_that_would_change_nothing_are_refused(flag):
-    values = [] if REFUSED[flag] is False or flag == "--stream" else ["x"]
-    extra = ["--output", "y"] if flag == "--logprobs" else []
-    with pytest.raises(ValueError, match=f"expected (no )?{flag}[, ]"):
-        plan_of(flag, *values, *extra)
+    process = ["--coordinator-address", "host:1", "--num-processes", "2", "--process-id", "1"]
+    with pytest.raises(ValueError, match=f"expected (no )?{process[0] if flag in process else flag}[, ]"):
+        plan_of(*(process if flag in process else ASKED.get(flag, [flag])))
 
 
 CHANGES = {
@@ -117,4 +128,6 @@ def test_help_names_every_option(capsys):
         parse_plan(["--help"])
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
-    assert all(flag in shown for flag in {*OPTIONS} - {*REFUSED} - {"--prompts"})
+    refused = {*REFUSED, "--prompts"} | {flag for flag, (path, _) in OPTIONS.items() if path.startswith("job.")}
+    own = {"--output-dir"}
+    assert {flag for flag in OPTIONS if f"  {flag} " in shown} - own == {*OPTIONS} - refused - own

@@ -36,10 +36,17 @@ def test_spec_bench_rows_are_grouped_by_category(tmp_path):
     assert [one.id for one in read_questions(tmp_path / "q.jsonl", 1)] == [81, 7]
 
 
+def test_separators_of_unicode_end_no_line(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps(row(1, turns=["a\u2028b\x85c"]), ensure_ascii=False) + "\n", encoding="utf-8-sig")
+    assert read_questions(path)[0].turns == ("a\u2028b\x85c",)
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ("{", "line 2: "),
+        ("{", "line 2: expected JSON, got a fault at column 2"),
+        ("", "line 2: expected JSON, got an empty line"),
         ("[]", "line 2: expected an object with question_id, category and turns"),
         ('{"question_id": 1, "category": "a"}', "line 2: expected an object with"),
         (json.dumps(row(1.5)), "line 2: expected a text or integer"),

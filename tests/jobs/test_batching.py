@@ -124,18 +124,22 @@ def test_case_62_nothing_is_compiled_for_lengths_in_a_bucket_or_few_rows():
 
 
 def test_stopping_ends_with_what_is_done():
-    decoder, asked = sampled(), []
-
-    def stop():
-        asked.append(0)
-        return len(asked) > 2
-
-    slots = SlotBatch(decoder, 2)
-    rows = [row for finished in slots.complete(requests(decoder, prompts_of(*TEXTS)), stop) for row in finished]
+    decoder, slots = sampled(), SlotBatch(sampled(), 2)
+    asked = requests(decoder, prompts_of(*TEXTS))
+    rows = [row for finished in slots.complete(asked, lambda: slots.num_calls == 2) for row in finished]
     assert 0 < len(rows) < len(TEXTS)
     assert slots.num_calls == 2
     wanted = alone(decoder, prompts_of(*TEXTS))
     assert_equal({row.prompt.id: row for row in rows}, {row.prompt.id: wanted[row.prompt.id] for row in rows})
+
+
+def test_stopping_while_slots_are_filled_reads_no_other_prompt(monkeypatch):
+    read, start = [], SlotBatch._start
+    monkeypatch.setattr(SlotBatch, "_start", lambda *arguments: read.append(0) or start(*arguments))
+    decoder = sampled()
+    slots = SlotBatch(decoder, 3)
+    assert list(slots.complete(requests(decoder, prompts_of(*TEXTS)), lambda: len(read) == 2)) == [[]]
+    assert (len(read), slots.num_calls) == (2, 0)
 
 
 def test_no_requests():

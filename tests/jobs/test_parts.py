@@ -1,10 +1,11 @@
 """Files that survive a crash."""
 
+import errno
 import json
 
 import pytest
 
-from specjax.jobs.manifest import digest_files
+from specjax.jobs import parts
 from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
 
 RECORD = {"id": "é", "digest": "0", "process": 0, "run": 0}
@@ -41,6 +42,23 @@ def test_a_part_goes_on_behind_its_last_whole_line(tmp_path):
     assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] == ["é", 2, 4]
 
 
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_fails_is_named_with_what_to_do(tmp_path, monkeypatch, call):
+    says = r"No space left \(.*the same command goes on from there\): '.*completions-00000\.jsonl'"
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    with PartWriter(tmp_path, 0) as writer:
+        writer.append([RECORD])
+        monkeypatch.setattr(parts.os, call, fail)
+        with pytest.raises(OSError, match=says) as raised:
+            writer.append([RECORD])
+        monkeypatch.undo()
+    assert raised.value.errno == errno.ENOSPC
+    assert next(read_records(tmp_path))[1] == RECORD
+
+
 def test_records_are_found_again_where_they_are(tmp_path):
     for process in (0, 1):
         with PartWriter(tmp_path, process) as writer:
@@ -67,16 +85,19 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert path.read_bytes() == b"new\n"
 
 
+def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    for content in (b"first", b"second"):
+        write_whole(path, [content], replace=False)
+        assert path.read_bytes() == b"first"
+
+    def no_links(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(parts.os, "link", no_links)
+    write_whole(tmp_path / "other", [b"first"], replace=False)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"first", "other": b"first"}
+
+
 def test_lines_are_utf8():
     assert json_line({"text": "é\n\u2028"}) == '{"text":"é\\n\u2028"}\n'.encode()
-
-
-def test_digest_of_a_model_is_of_names_and_contents(tmp_path):
-    for name, text in {"a/x": "1", "a/y": "2", "b/x": "1", "b/y": "2", "c/x": "1", "c/z": "2", "d/x": "1"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "b" / ".hidden").write_text("other")
-    digests = {name: digest_files(tmp_path / name) for name in "abcd"}
-    assert digests["a"] == digests["b"]
-    assert len(set(digests.values())) == 3
-    assert digest_files(tmp_path / "a" / "x") == digest_files(tmp_path / "c" / "x")

@@ -19,14 +19,18 @@ def show(*, terminal):
     console = Console(file=file, force_terminal=terminal, width=120)
     with JobProgress(console, 40, 100, clock=clock) as progress:
         for seconds, rows in ((4, 5), (8, 5), (16, 10)):
-            clock.now = 100.0 + seconds
-            progress.update(rows, 20 * rows, 8 * rows)
+            clock.now = 130.0 + seconds
+            progress.update(rows, 20 * rows, 8 * rows, seconds)
     return file.getvalue()
 
 
 def test_plain_lines_every_ten_seconds():
-    """20 rows in 16 seconds, of the 60 that were left; those of an earlier start are in no rate."""
-    assert show(terminal=False).splitlines() == ["60/100 rows, 25 tokens/s, acceptance length 2.5, ETA 0:00:32"]
+    """20 rows in 16 seconds, of the 60 that were left; an earlier start and 30 seconds of loading are in no rate."""
+    assert show(terminal=False).splitlines() == [
+        "40/100 rows are complete",
+        "45/100 rows, 25 tokens/s, acceptance length 2.5, ETA 0:00:44",
+        "60/100 rows, 25 tokens/s, acceptance length 2.5, ETA 0:00:32",
+    ]
 
 
 def test_a_bar_on_a_terminal():
@@ -39,5 +43,5 @@ def test_before_anything_is_done():
     clock, file = Clock(), io.StringIO()
     with JobProgress(Console(file=file, width=120), 0, 5000, clock=clock) as progress:
         clock.now += 20
-        progress.update(0, 0, 0)
-    assert file.getvalue() == "0/5000 rows, 0 tokens/s, acceptance length -, ETA -\n"
+        progress.update(0, 0, 0, 20.0)
+    assert file.getvalue().splitlines()[1:] == ["0/5000 rows, 0 tokens/s, acceptance length -, ETA -"]

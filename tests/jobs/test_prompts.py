@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from small_jobs import TEMPLATE, USER
 from vocabularies import byte_tokenizer
@@ -32,19 +34,33 @@ def test_jsonl_has_prompts_messages_and_ids(tmp_path):
     assert [prompt.content for prompt in prompts] == ["p", [{"role": "user", "content": "hé"}], "p"]
 
 
+def test_questions_of_spec_bench_ask_their_first_turn(tmp_path):
+    question = {"question_id": 81, "category": "writing", "turns": ["One.\u2028", "Two."], "id": "unused"}
+    rows = [question, {"turns": ["Three."]}, {"prompt": "Four.", "turns": ["ignored"]}]
+    path = write(tmp_path, "q.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert read_prompts(path=path) == [
+        Prompt(id=81, content="One.\u2028"),
+        Prompt(id=1, content="Three."),
+        Prompt(id=2, content="Four."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("p.txt", "one\n\nthree\n", "line 2: expected a prompt, got an empty line"),
         ("p.txt", b"one\n\xff\n", "UTF-8"),
         ("p.txt", "", "at least one prompt"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2: "),
-        ("p.jsonl", '{"prompt": "a"}\n\n', "line 2: "),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2: expected JSON, got a fault at column 11: "),
+        ("p.jsonl", '{"prompt": "a"}\n\n', "line 2: expected JSON, got an empty line"),
         ("p.jsonl", '["prompt"]\n', "line 1: expected an object with either"),
         ("p.jsonl", '{"text": "a"}\n', "line 1: expected an object with either"),
         ("p.jsonl", '{"prompt": "a", "messages": []}\n', "line 1: expected an object with either"),
         ("p.jsonl", '{"prompt": ["a"]}\n', "line 1: expected a prompt to be a string"),
         ("p.jsonl", '{"messages": "a"}\n', "line 1: expected a prompt to be a string and messages to be a list"),
+        ("p.jsonl", '{"prompt": "a", "sampling": {"top_k": 1}}\n', "line 1: expected no 'sampling' with --prompts"),
+        ("p.jsonl", '{"turns": []}\n', r"line 1: expected 'turns' to be a list of texts, got \[\]"),
+        ("p.jsonl", '{"turns": [1]}\n', "line 1: expected a prompt to be a string"),
         ("p.jsonl", '{"prompt": "a", "id": true}\n', "line 1: expected 'id'"),
         ("p.jsonl", '{"prompt": "a", "id": 1}\n{"prompt": "b"}\n', "line 2: expected an id of its own, got 1"),
         ("p.jsonl", "[" * 100_000, "line 1: "),

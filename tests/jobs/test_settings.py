@@ -92,7 +92,10 @@ def test_rows_hold_the_values():
     assert rows.top_k.tolist() == [3, 3]
     assert rows.max_tokens.tolist() == [7, 7]
     assert rows.stop_token_ids[1].tolist() == [256, 9, -1, -1]
-    assert set(Sampling(ignore_eos=True).rows(1, (256,)).stop_token_ids.ravel().tolist()) == {-1}
+    five = (256, 9, 1, 2, 3)
+    deaf = Sampling(ignore_eos=True).rows(1, five).stop_token_ids
+    assert set(deaf.ravel().tolist()) == {-1}
+    assert deaf.shape == Sampling().rows(1, five).stop_token_ids.shape  # a slot's old ids must not stay behind it
 
 
 def test_text_is_streamed_where_it_can_be():

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from specjax.report.table import SUMMARY_ROWS, position_table, show, summary_table
+from specjax.report.table import SUMMARY_ROWS, job_table, position_table, show, summary_table
 
 
 def printed(table):
@@ -19,6 +19,17 @@ def test_summary_has_every_metric_of_every_run():
     assert [line[1] for line in lines] == list(SUMMARY_ROWS)
     assert all(line[3:6:2] == ["2.5", "-"] for line in lines)
     assert text.index("speculative") < text.index("plain")
+
+
+def test_a_job_shows_its_numbers_and_how_rows_ended():
+    summary = {"num_prompts": 9, "finish_reasons": {"stop": 6, "length": 0, "nan": 3}, "rates": [1], "tpot_s": None}
+    rows = [line.replace("│", " ").split() for line in printed(job_table(summary)).splitlines() if "│" in line]
+    assert rows == [
+        ["num_prompts", "9"],
+        ["tpot_s", "-"],
+        ["finish_reason", "stop", "6"],
+        ["finish_reason", "nan", "3"],
+    ]
 
 
 def test_positions_have_both_rates_labelled():

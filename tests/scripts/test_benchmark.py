@@ -103,6 +103,12 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_anything_is_measured(st
     assert shown.err == "error: expected matplotlib for the report, got none: pip install 'specjax[report]'\n"
 
 
+def test_a_report_that_could_not_be_written_is_refused_before_anything_is_measured(script, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert script.main(["run", "--model", "missing", "--output-dir", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"error: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

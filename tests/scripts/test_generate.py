@@ -387,6 +387,15 @@ def test_a_batch_job_from_its_command_line(script, model, tmp_path, capsys, monk
     assert re.search(r"^error: expected sampling.seed = 0, [^\n]+\n$", capsys.readouterr().err, re.MULTILINE)
 
 
+def test_an_interrupted_job_says_how_to_go_on(script, capsys, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "run_job", interrupt)
+    assert script.main(["--input", "x", "--output-dir", "y"]) == 130
+    assert capsys.readouterr().err.endswith("\ninterrupted at once; the same command goes on from what is on disk\n")
+
+
 def test_a_stop_string_cuts_the_text(start, tmp_path):
     whole = start("--prompt", "ab", output=tmp_path / "whole").rows[0]
     stop = whole["text"][5]
