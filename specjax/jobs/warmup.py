@@ -81,5 +81,5 @@ def _rewind(state: DecodeState, room: int) -> DecodeState:
     """
     length = jnp.full_like(state.context.length, state.context.tokens.shape[-1] // 2)
     context = dataclasses.replace(state.context, tokens=jnp.zeros_like(state.context.tokens), length=length)
-    running = jnp.full(length.shape, FinishReason.RUNNING.value, jnp.int32)  # an IntEnum would be weakly typed
+    running = jnp.full_like(state.finish_reason, FinishReason.RUNNING.value)  # as it lies: else it recompiles on a mesh
     return dataclasses.replace(state, context=context, limit=length + room, finish_reason=running)

@@ -41,13 +41,15 @@ def alone(decoder, asked):
 
 
 def in_slots(decoder, asked):
-    """Four slots: the records, and the programs that a second batch of the same prompts compiles."""
+    """Four slots: the records, how often steps are compiled for them, and what a second batch of them compiles."""
     slots = SlotBatch(decoder, 4)
-    rows = [row for finished in slots.complete(asked) for row in finished]
+    with compilations() as first:
+        rows = [row for finished in slots.complete(asked) for row in finished]
     with compilations() as programs:
         again = [row for finished in slots.complete(asked[::-1]) for row in finished]
     found, second = ({row.prompt.id: record(row) for row in some} for some in (rows, again))
-    return {"rows": found, "same": found == second, "programs": programs, "calls": slots.num_calls}
+    steps = first.count("jit(_decode_steps)")
+    return {"rows": found, "same": found == second, "steps": steps, "programs": programs, "calls": slots.num_calls}
 
 
 def main():

@@ -22,6 +22,11 @@ def test_case_62_slots_on_a_mesh_compile_nothing_later(found, driver):
     assert found[driver]["programs"] == []
 
 
+def test_steps_are_measured_by_the_program_that_then_decodes(found):
+    """Another one would be compiled before the first token, and its time would count as decoding."""
+    assert found["measured"]["steps"] == 1
+
+
 def test_measured_pace_on_a_mesh_leaves_the_tokens(found):
     rows, right = found["measured"]["rows"], found["alone"]["rows"]
     assert {name: row[:2] for name, row in rows.items()} == {name: right[name][:2] for name in ("0", "1", "2")}
