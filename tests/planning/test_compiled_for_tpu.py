@@ -114,33 +114,46 @@ def test_what_does_not_fit_is_refused_with_its_size():
     assert refusal.excess > 0
 
 
-@pytest.mark.parametrize(("heads", "layers"), [(1, 16), (4, 4)])
-def test_a_cache_is_read_as_far_as_there_is_text(heads, layers):
-    """A pass over five tokens in a loop, its caches too large for the chip: it reads what holds text."""
-    capacity, sizes = 4096 + WINDOW + 1, {"num_layers": layers, "num_heads": 4, "num_kv_heads": heads}
+def passes(num_tokens, capacity, **sizes):
+    """Passes over so many tokens a row, one after the other in a program's loop: how to count one, and its cache."""
     config = dataclasses.replace(TARGET, hidden_size=256, intermediate_size=256, vocab_size=256, **sizes)
     model, device = Transformer(config), SingleDeviceSharding(describe("v5e:2x4")[0])
 
     def run(params, tokens, length, cache):
         def step(carry):
-            output, cache = model.apply(params, carry[0], carry[1][:, None] + jnp.arange(WINDOW + 1), carry[2])
-            return output.logits.argmax(axis=-1), carry[1] + WINDOW + 1, cache
+            output, cache = model.apply(params, carry[0], carry[1][:, None] + jnp.arange(num_tokens), carry[2])
+            return output.logits.argmax(axis=-1), carry[1] + num_tokens, cache
 
         return lax.while_loop(lambda carry: carry[1].max() < 4096, step, (tokens, length, cache))
 
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype=jnp.bfloat16))
     cache = jax.eval_shape(lambda: model.init_cache(params, ROWS, capacity))
-    shapes = params, jnp.zeros((ROWS, WINDOW + 1), jnp.int32), jnp.zeros(ROWS, jnp.int32), cache
+    shapes = params, jnp.zeros((ROWS, num_tokens), jnp.int32), jnp.zeros(ROWS, jnp.int32), cache
     given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
     program = parse_program(jax.jit(run, donate_argnums=3).lower(*given).compile().as_text())
-    moved = {
-        context: count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
-        for context in (100, 4096)
-    }
-    block = 2 * layers * ROWS * heads * BLOCK * config.head_dim * 2
-    assert moved[4096] - moved[100] == pytest.approx(3 * block, rel=0.01)
-    assert moved[100] < 1.5 * block
-    assert not made_like(program, cache)
+
+    def moved(context):
+        return count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
+
+    return moved, made_like(program, cache)
+
+
+@pytest.mark.parametrize(("heads", "layers"), [(1, 16), (4, 4)])
+def test_a_cache_is_read_as_far_as_there_is_text(heads, layers):
+    """A pass over five tokens, its caches too large for the chip: it reads what holds text."""
+    moved, copies = passes(WINDOW + 1, 4096 + WINDOW + 1, num_layers=layers, num_heads=4, num_kv_heads=heads)
+    block = 2 * layers * ROWS * heads * BLOCK * TARGET.head_dim * 2
+    assert moved(4096) - moved(100) == pytest.approx(3 * block, rel=0.01)
+    assert moved(100) < 1.5 * block
+    assert not copies
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_the_scores_of_a_prompt_stay_on_the_chip(width):
+    """A piece of 256 tokens at the end of 4,096: its scores are many times the size of the cache."""
+    moved, _ = passes(256, 4096 + WINDOW + 1, num_layers=1, num_heads=32, num_kv_heads=8, head_dim=width)
+    cache, scores = 2 * ROWS * 8 * 4096 * 128 * 2, 4 * ROWS * 32 * 256 * 4096
+    assert moved(4096) < 2 * cache < scores / 3
 
 
 def test_a_whole_plan():
