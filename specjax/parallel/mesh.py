@@ -20,12 +20,17 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
       devices: to choose from; None: all devices of all processes.
 
     Raises:
-      ValueError: not that many devices.
+      ValueError: not that many devices, or a number that no box of a TPU slice has.
     """
     devices = jax.devices() if devices is None else devices
     if min(data, model) < 1 or data * model > len(devices):
         raise ValueError(f"expected a mesh of 1 to {len(devices)} devices, got data={data} and model={model}")
-    return jax.make_mesh((data, model), (DATA, MODEL), (AxisType.Auto,) * 2, devices=devices[: data * model])
+    try:
+        return jax.make_mesh((data, model), (DATA, MODEL), (AxisType.Auto,) * 2, devices=devices[: data * model])
+    except AssertionError as error:  # how JAX says that chips are no box
+        raise ValueError(
+            f"expected as many devices as a box of the slice has ({len(devices)}, for example), got {data} x {model}"
+        ) from error
 
 
 def parse_mesh(text: str) -> dict[str, int]:

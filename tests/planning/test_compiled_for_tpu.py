@@ -107,6 +107,11 @@ def test_temporaries_hold_no_padded_logits(compiled):
     assert compiled[0]["memory"]["temporaries"] < 8 * logits + 2 * caches
 
 
+def test_a_mesh_that_is_no_box_of_the_slice_is_refused():
+    with pytest.raises(ValueError, match=r"expected as many devices as a box .* \(8, for example\), got 1 x 3"):
+        make_mesh(1, 3, devices=describe("v5e:2x4"))
+
+
 def test_what_does_not_fit_is_refused_with_its_size():
     refusal = compile_or_refuse(programs("shard_map", prompt_width=400_000).prefill)
     assert isinstance(refusal, Refusal)
