@@ -94,8 +94,10 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
     with pytest.raises(OSError, match=r"torn\.gz: Compressed file ended"):
         take(tmp_path / "torn.gz")
     os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)  # without one, opening it to read would wait for ever
     with pytest.raises(OSError, match="which can be read twice, got the pipe"):
         take(tmp_path / "pipe")
+    os.close(writer)
 
 
 @pytest.mark.parametrize(
