@@ -1,6 +1,5 @@
 """Grouped-query attention over a cache that is only read, plus the block of new tokens."""
 
-import functools
 from functools import partial
 
 import jax
@@ -9,14 +8,12 @@ from jax import lax
 
 from specjax.cache import read
 
-SHORTEST = 256
-"""Slots of the smallest prefix of a cache that gets a program of its own."""
-MANY = 32
-"""Tokens of a block from which on one with nothing before it gets a program of its own."""
 BLOCK = 1024
-"""Slots that a TPU reads at once."""
-LANES = 128
-"""Width of a TPU's registers."""
+"""Slots read at once."""
+CPU_BLOCK = 256
+"""The same on a CPU, where what is read should stay in its caches until it is used."""
+MANY = 32
+"""Tokens of a row from which on an accelerator takes head by head."""
 MASKED = jnp.finfo(jnp.float32).min / 2
 """Score of what a query may not see: finite, so that a query that sees nothing yields numbers, not NaN."""
 
@@ -31,13 +28,10 @@ def attend(
     *,
     window: int | None = None,
 ) -> jax.Array:
-    """Softmax attention of T new tokens a row over the slots before them and over themselves.
+    """Softmax attention of T new tokens a row over themselves and over the slots before them.
 
-    Old and new keys meet only in the softmax's maximum and sum (as in online softmax, arXiv 1805.02867), so that the
-    cache is not written, copied or concatenated here.
-
-    Of the buffer only what holds the longest row is read, from the smallest of some static prefixes; on a TPU in
-    blocks, if the heads have full width or the tokens are many.
+    Old and new keys meet only in the softmax's maximum and sum (online softmax, arXiv 1805.02867), so that the cache is
+    not written, copied or concatenated here. Of its buffers only the blocks that the longest row fills are read.
 
     Args:
       query: `[B, T, H, D]`, rotated.
@@ -50,12 +44,10 @@ def attend(
     Returns:
       `[B, T, H * D]` float32.
     """
-    new, (capacity, width) = _quarantine(*new), cached[0].shape[2:]
-    prefix = partial(_attend_to_prefix, window=window)
-    if query.shape[1] < MANY and (width % LANES or capacity <= BLOCK):
-        return prefix(query, new, cached, positions)
-    blocks = partial(attend_in_blocks, window=window)
-    return lax.platform_dependent(query, new, cached, positions, tpu=blocks, default=prefix)
+    here = partial(attend_in_blocks, size=CPU_BLOCK, window=window)
+    there = attend_head_by_head if query.shape[1] >= MANY else attend_in_blocks
+    there = partial(there, size=BLOCK, window=window)
+    return lax.platform_dependent(query, new, cached, positions, cpu=here, default=there)
 
 
 def attend_in_blocks(
@@ -64,40 +56,42 @@ def attend_in_blocks(
     cached: tuple[jax.Array, jax.Array],
     positions: jax.Array,
     *,
+    size: int,
     window: int | None = None,
 ) -> jax.Array:
-    """`attend`, to the new tokens first and then to what lies before them, `BLOCK` slots at a time.
+    """`attend`, reading `size` slots at a time.
 
-    For a TPU: to take a prefix of a buffer XLA lays the whole of it out anew (several heads), or fetches all of it
-    before it chooses among prefixes (one head). Heads narrower than `LANES` it lays out anew for blocks too.
-
-    The scores of a piece of a prompt are too many for the chip's own memory unless each KV head of each row goes by
-    itself: XLA would write them to HBM and read them back several times.
+    Reading a prefix of the buffers at once would copy it: a CPU to change its type, a TPU to lay it out anew.
     """
-    grouped = _group(query, new[0])
-    mix = _mix_blocks if query.shape[1] < MANY else _mix_head_by_head
-    return _ungroup(mix(grouped, new, cached, positions, window=window), query)
+    new, grouped = _quarantine(*new), _group(query, new[0])
+    return _ungroup(_mix_blocks(grouped, new, cached, positions, size=size, window=window), query)
 
 
-def _mix_head_by_head(
-    grouped: jax.Array,
+def attend_head_by_head(
+    query: jax.Array,
     new: tuple[jax.Array, jax.Array],
     cached: tuple[jax.Array, jax.Array],
     positions: jax.Array,
     *,
-    window: int | None,
+    size: int,
+    window: int | None = None,
 ) -> jax.Array:
-    """`_mix_blocks`, one row and one KV head at a time."""
+    """`attend_in_blocks`, one row and one KV head at a time.
+
+    The scores of a piece of a prompt, for all rows and heads at once, are too many for an accelerator's own memory: XLA
+    would write them to HBM and read them back several times.
+    """
+    new, grouped = _quarantine(*new), _group(query, new[0])
     batch, heads = grouped.shape[:2]
 
     def mix(part: tuple) -> jax.Array:
         index, query, new, positions = part
-        return _mix_blocks(query, new, cached, positions, window=window, place=divmod(index, heads))
+        return _mix_blocks(query, new, cached, positions, size=size, window=window, place=divmod(index, heads))
 
     parts = jax.tree.map(lambda x: x.reshape(-1, 1, 1, *x.shape[2:]), (grouped, new))
     rows = jnp.repeat(positions, heads, axis=0)[:, None]
     mixed = lax.map(mix, (jnp.arange(batch * heads), *parts, rows))
-    return mixed.reshape(batch, heads, *mixed.shape[3:])
+    return _ungroup(mixed.reshape(batch, heads, *mixed.shape[3:]), query)
 
 
 def _mix_blocks(
@@ -106,6 +100,7 @@ def _mix_blocks(
     cached: tuple[jax.Array, jax.Array],
     positions: jax.Array,
     *,
+    size: int,
     window: int | None,
     place: tuple[jax.Array | int, jax.Array | int] = (0, 0),
 ) -> jax.Array:
@@ -116,11 +111,12 @@ def _mix_blocks(
       new: as many.
       cached: whole buffers.
       positions: `[B, T]`.
+      size: slots of a block.
       window: as `attend`.
       place: the first row and the first head in the buffers.
     """
     capacity, width = cached[0].shape[2:]
-    size = min(BLOCK, capacity)
+    size = min(size, capacity)
 
     def read_block(index: jax.Array, carry: _Sums) -> _Sums:
         start = jnp.minimum(index * size, capacity - size)
@@ -147,54 +143,6 @@ def _meet(sums: _Sums, grouped: jax.Array, keys: jax.Array, values: jax.Array, s
     weights, fade = jnp.exp(scores - highest), jnp.exp(peak - highest)
     total = total * fade + weights.sum(-1, keepdims=True)
     return highest, total, mixed * _flat(fade) + _mix(weights, values)
-
-
-def _attend_to_prefix(
-    query: jax.Array,
-    new: tuple[jax.Array, jax.Array],
-    cached: tuple[jax.Array, jax.Array],
-    positions: jax.Array,
-    *,
-    window: int | None,
-) -> jax.Array:
-    sizes = prefixes(cached[0].shape[2], query.shape[1])
-    branches = [partial(_attend, size=size, window=window) for size in sizes]
-    smallest = jnp.searchsorted(jnp.asarray(sizes), jnp.maximum(positions[:, 0].max(), 0))
-    return lax.switch(jnp.minimum(smallest, len(sizes) - 1), branches, query, new, cached, positions)
-
-
-def prefixes(capacity: int, num_tokens: int) -> list[int]:
-    """Static sizes to read, each twice the last; what saves little is left out, since each is code to compile.
-
-    A block of many tokens is a piece of a prompt, often its first: nothing lies before that.
-    """
-    sizes = [SHORTEST]
-    while 2 * sizes[-1] < capacity:
-        sizes.append(2 * sizes[-1])
-    return [0] * (num_tokens >= MANY) + [size for size in sizes if 4 * size < 3 * capacity] + [capacity]
-
-
-def _attend(
-    query: jax.Array,
-    new: tuple[jax.Array, jax.Array],
-    cached: tuple[jax.Array, jax.Array],
-    positions: jax.Array,
-    *,
-    size: int,
-    window: int | None,
-) -> jax.Array:
-    grouped = _group(query, new[0])
-    last = jnp.full_like(positions[:, -1:], jnp.iinfo(jnp.int32).max)
-    parts = [(*new, _visible(positions, positions, last, window))]
-    if size:
-        old = [read(buffer[:, :, :size]) for buffer in cached]
-        parts = [(*old, _visible(positions, jnp.arange(size)[None], positions[:, :1], window)), *parts]
-    scores = [_scores(grouped, keys, visible) for keys, _, visible in parts]
-    peak = functools.reduce(jnp.maximum, [part.max(-1, keepdims=True) for part in scores])
-    weights = [jnp.exp(part - peak) for part in scores]
-    total = functools.reduce(jnp.add, [part.sum(-1, keepdims=True) for part in weights])
-    mixed = functools.reduce(jnp.add, [_mix(*pair) for pair in zip(weights, (part[1] for part in parts), strict=True)])
-    return _ungroup(mixed / _flat(total), query)
 
 
 def _quarantine(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,14 +4,13 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
-from specjax.models.attention import BLOCK, MANY, prefixes
+from specjax.models.attention import BLOCK
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
 from specjax.planning.traffic import Count, Counter, Known, Traffic, in_place, made
 
 _LAYER = "_run_layer"
-"""What the origin of every instruction of a layer holds; attention's is the one conditional or loop in it."""
+"""What the origin of every instruction of a layer holds; attention's are the loops in it."""
 _CARRIED = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier")
 
 
@@ -25,22 +24,10 @@ class Step:
     """The target's call, the law, the verdict, and what the drafter learns from them."""
 
 
-def attention(program: Program, capacity: int, context: int) -> Known:
-    """What attention does over buffers of `capacity` slots, `context` of them taken in the longest row.
-
-    It takes one branch, or reads block after block.
-    """
-    tables = [prefixes(capacity, num_tokens) for num_tokens in (1, MANY)]
-    taken = {len(sizes): min(int(np.searchsorted(sizes, context)), len(sizes) - 1) for sizes in tables}
-
-    def known(one: Instruction) -> int | None:
-        if one.opcode == "while":
-            return -(-context // min(BLOCK, capacity)) if _LAYER in one.op_name else None
-        inside = (program.computations[name].instructions.values() for name in one.called)
-        ours = all(any(_LAYER in part.op_name for part in body) for body in inside)
-        return taken.get(len(one.called)) if ours else None
-
-    return known
+def attention(capacity: int, context: int) -> Known:
+    """Blocks that attention reads of buffers of `capacity` slots, `context` of them taken in the longest row."""
+    num_blocks = -(-context // min(BLOCK, capacity))
+    return lambda one: num_blocks if one.opcode == "while" and _LAYER in one.op_name else None
 
 
 def main_loop(program: Program) -> Instruction:

@@ -21,7 +21,7 @@ def compile_steps(lowered: Lowered, window: int, context: int) -> dict[str, Any]
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
-    known = attention(program, lowered.capacity, context)
+    known = attention(lowered.capacity, context)
     cheapest, dearest = (count_step(program, window, known, count) for count in Count)
     return _common(compiled, program) | {
         "step": _step(cheapest.whole, dearest.whole),
@@ -36,7 +36,7 @@ def compile_prefill(lowered: Lowered, context: int) -> dict[str, Any]:
     if isinstance(compiled, Refusal):
         return refused(compiled)
     program = parse_program(compiled.as_text())
-    known = attention(program, lowered.capacity, context)
+    known = attention(lowered.capacity, context)
     return _common(compiled, program) | {"step": _step(*(count_loop(program, known, count) for count in Count))}
 
 

@@ -1,5 +1,7 @@
 """Attention over long buffers against a plain softmax in NumPy; tests/models/test_transformer.py holds the rest."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,53 +39,44 @@ def attend(capacity, starts, window, *, sliding=None, way=attention.attend):
     ("capacity", "starts"),
     [(300, [0, 299]), (1100, [3, 256]), (1100, [257, 9]), (1100, [511, 513]), (1100, [1093, 255]), (4096, [2049, 40])],
 )
-def test_every_prefix_holds_the_longest_row(capacity, starts, sliding):
+def test_a_cpu_reads_as_far_as_the_longest_row(capacity, starts, sliding):
     found, right = attend(capacity, starts, 7, sliding=sliding)
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("way", [attention.attend_in_blocks, attention.attend_head_by_head])
 @pytest.mark.parametrize("sliding", [None, 300])
 @pytest.mark.parametrize(
     ("capacity", "starts", "window"),
-    [
-        (300, [0, 299], 7),
-        (1100, [3, 256], 7),
-        (1100, [1093, 1024], 7),
-        (2500, [2049, 40], 7),
-        (100, [0, 60], 40),
-        (1100, [1060, 3], 40),
-    ],
+    [(300, [0, 299], 7), (1100, [3, 256], 7), (1100, [1060, 3], 40), (2500, [2049, 40], 7)],
 )
-def test_blocks_hold_the_longest_row(capacity, starts, window, sliding):
-    """What a TPU does, here on CPU: in the third and the last case the last block begins inside the one before it.
-
-    Many tokens go head by head."""
-    found, right = attend(capacity, starts, window, sliding=sliding, way=attention.attend_in_blocks)
+def test_accelerators_read_larger_blocks(capacity, starts, window, sliding, way):
+    """Here on CPU: in the third and the last case the last block begins inside the one before it."""
+    found, right = attend(capacity, starts, window, sliding=sliding, way=partial(way, size=attention.BLOCK))
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
 
 
-def test_only_blocks_that_hold_something_are_read():
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [
+        (attention.attend, attention.CPU_BLOCK),
+        (partial(attention.attend_in_blocks, size=1024), 1024),
+        (partial(attention.attend_head_by_head, size=1024), 1024),
+    ],
+)
+def test_only_blocks_that_hold_something_are_read(way, size):
     """Broken slots would poison even a masked read (0 * NaN)."""
-    buffers = jnp.full((2, 1, GROUPS, 2 * attention.BLOCK, WIDTH), jnp.nan).at[:, :, :, : attention.BLOCK].set(0.5)
+    buffers = jnp.full((2, 1, GROUPS, 2 * size, WIDTH), jnp.nan).at[:, :, :, :size].set(0.5)
     new, query = jnp.ones((2, 1, GROUPS, 1, WIDTH)), jnp.ones((1, 1, HEADS, WIDTH))
-    for start, healthy in ((attention.BLOCK, True), (attention.BLOCK + 1, False)):
-        given = query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[start]])
-        assert bool(jnp.isfinite(attention.attend_in_blocks(*given)).all()) == healthy
+    for start, healthy in ((size, True), (size + 1, False)):
+        found = way(query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[start]]))
+        assert bool(jnp.isfinite(found).all()) == healthy
 
 
 @pytest.mark.parametrize("starts", [[0, 0], [0, 5]])
 def test_a_long_block_at_the_beginning_of_a_text(starts):
     found, right = attend(64, starts, 40)
     np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "sizes"),
-    [(8, [8]), (340, [340]), (400, [256, 400]), (1088, [256, 512, 1088]), (1500, [256, 512, 1024, 1500])],
-)
-def test_prefixes_double_and_end_with_the_buffer(capacity, sizes):
-    assert attention.prefixes(capacity, 7) == sizes
-    assert attention.prefixes(capacity, 32) == [0, *sizes]
 
 
 @pytest.mark.parametrize(("starts", "reads"), [([0, 0], False), ([0, 1], True), ([-1, 0], False), ([-1, -1], False)])
@@ -94,11 +87,3 @@ def test_a_piece_of_a_prompt_with_nothing_before_it_reads_no_cache(starts, reads
     positions = jnp.array([jnp.arange(start, start + 32) if start >= 0 else jnp.full(32, -1) for start in starts])
     found = attention.attend(query, (new[0], new[1]), (buffers[0], buffers[1]), positions)
     assert bool(jnp.isfinite(found).all()) != reads
-
-
-def test_what_lies_behind_the_prefix_is_not_read():
-    """Broken slots would poison even a masked read (0 * NaN)."""
-    buffers = jnp.full((2, 1, GROUPS, 1024, WIDTH), jnp.nan).at[:, :, :, :256].set(0.5)
-    new, query = jnp.ones((2, 1, GROUPS, 1, WIDTH)), jnp.ones((1, 1, HEADS, WIDTH))
-    found = attention.attend(query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[256]]))
-    assert jnp.isfinite(found).all()

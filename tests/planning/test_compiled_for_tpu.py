@@ -138,7 +138,7 @@ def passes(num_tokens, capacity, **sizes):
     program = parse_program(jax.jit(run, donate_argnums=3).lower(*given).compile().as_text())
 
     def moved(context):
-        return count_loop(program, attention(program, capacity, context), Count.DEAREST).num_bytes
+        return count_loop(program, attention(capacity, context), Count.DEAREST).num_bytes
 
     return moved, made_like(program, cache)
 

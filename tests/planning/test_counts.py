@@ -34,21 +34,9 @@ TEXT = f"""HloModule test
   ROOT %copied = f32[2,1,500] copy(%d)
 }}
 
-%short (e: f32[10]) -> f32[10] {{
-  %e = f32[10] parameter(0)
-  ROOT %few = f32[10] negate(%e), metadata={{op_name="{LAYER}/cond/branch_0_fun/neg"}}
-}}
-
-%long (f: f32[10]) -> f32[10] {{
-  %f = f32[10] parameter(0)
-  %once = f32[10] negate(%f), metadata={{op_name="{LAYER}/cond/branch_1_fun/neg"}}
-  ROOT %more = f32[10] negate(%once)
-}}
-
 %wide (g: f32[10]) -> f32[10] {{
   %g = f32[10] parameter(0)
-  %seen = f32[10] conditional(%g, %g, %g), branch_computations={{%short, %long}}
-  %blocks = f32[10] while(%seen), condition=%go, body=%token, metadata={{op_name="{LAYER}/while"}}
+  %blocks = f32[10] while(%g), condition=%go, body=%token, metadata={{op_name="{LAYER}/while"}}
   ROOT %kept = f32[2,1,500] dynamic-update-slice(%g, %blocks, %g)
 }}
 
@@ -70,7 +58,7 @@ PROGRAM = parse_program(TEXT)
 
 
 def step(window, context, capacity=400):
-    return count_step(PROGRAM, window, attention(PROGRAM, capacity, context), Count.DEAREST)
+    return count_step(PROGRAM, window, attention(capacity, context), Count.DEAREST)
 
 
 def test_the_main_loop_is_the_largest():
@@ -78,21 +66,20 @@ def test_the_main_loop_is_the_largest():
 
 
 def test_a_step_drafts_every_token_and_runs_the_widest_window_alone():
-    """Beside them it sorts once; the short branch and one block of attention hold 200 tokens; 40 bytes are kept."""
+    """Beside them it sorts once; one block of attention holds 200 tokens; 40 bytes are kept."""
     found, update = step(4, 200), 2 * 40
-    assert found.verify.num_bytes == 2 * NEGATE + update
+    assert found.verify.num_bytes == NEGATE + update
     assert found.whole.num_bytes == found.verify.num_bytes + 4 * NEGATE + NEGATE
 
 
 def test_attention_goes_as_far_as_the_context():
-    """In a buffer of 400 slots 257 tokens take the second branch."""
-    assert step(4, 257).verify.num_bytes - step(4, 256).verify.num_bytes == NEGATE
+    assert step(4, 257).verify.num_bytes == step(4, 256).verify.num_bytes
     far, near = (step(4, context, 4 * BLOCK).verify.num_bytes for context in (3 * BLOCK + 1, 3 * BLOCK))
     assert far - near == NEGATE
 
 
 def test_every_window_counts_where_no_step_is_looked_for():
-    known = attention(PROGRAM, 400, 200)
+    known = attention(400, 200)
     assert count_loop(PROGRAM, known, Count.DEAREST).num_bytes == step(1, 200).whole.num_bytes + COPY
 
 
