@@ -56,8 +56,8 @@ def complete_prompts(settings: Settings, finished: list[Batch]) -> None:
     decoder = build_decoder(settings, settings.parallel.build())
     prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
     check_same("prompts", prompts)
-    steering = decoder.config, decoder.sampling, decoder.driver, settings.streams, settings.compare, settings.batch_size
-    check_same("settings", steering)
+    steering = decoder.config, decoder.sampling, decoder.driver, decoder.eos_ids, decoder.measured_pace
+    check_same("settings", (*steering, settings.streams, settings.compare, settings.batch_size))
     console, size, window = Console(stderr=True), settings.batch_size, decoder.config.drafter.num_tokens
     speak = partial(print, end="", flush=True) if settings.streams else None
     batches = complete(decoder, prompts, batch_size=size, on_text=speak)

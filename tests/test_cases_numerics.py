@@ -266,7 +266,8 @@ def test_case_51_bfloat16_tokens_are_near_ties_at_worst():
     config = DecodeConfig(target=TINY, drafter=ScriptedDrafter(num_tokens=4), verifier=Greedy())
     draft = flawed_script(prompts, plain_steps(params, prompts)[0].tolist(), 0, 4)
     output = run(config, Params(target=params, draft=draft.replace(tokens=draft.tokens[..., :4])), prompts)
-    assert 0.4 < output.stats.accepted.sum() / output.stats.drafted.sum() < 1
+    accepted, drafted = int(output.stats.accepted.sum()), int(output.stats.drafted.sum())
+    assert min(accepted, drafted - accepted) > 100  # rows that took the other side of a tie keep few of the rest
     _, logits = plain_steps(params, prompts, forced=output.tokens)
     chosen = np.take_along_axis(logits, np.asarray(output.tokens)[..., None], axis=-1)[..., 0]
     second, best = np.moveaxis(np.sort(logits, axis=-1)[..., -2:], -1, 0)

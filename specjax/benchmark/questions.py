@@ -45,7 +45,7 @@ def read_questions(path: str | Path = OWN_QUESTIONS, per_category: int | None = 
     for number, line in read_lines(path):
         try:
             question = _question(parse_json(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         ids[question.id] += 1
         if ids[question.id] > 1:

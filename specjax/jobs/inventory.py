@@ -1,7 +1,7 @@
 """What a job has to do and what it has done: the rows of its input against the records of its parts."""
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from specjax.jobs.parts import Place, read_records
@@ -26,19 +26,26 @@ class Inventory:
         lines = {name: line for name, (line, _) in self.rows.items()}
         return {name: line for name, line in lines.items() if (line - 1) % job.process_count == job.process_index}
 
-    def reread(self, settings: Settings, lines: Container[int]) -> Iterator[Row]:
+    def reread(self, settings: Settings, lines: Collection[int]) -> Iterator[Row]:
         """The rows of these lines once more, with their texts.
 
         Raises:
-          ValueError: one of them is another by now.
+          ValueError: one of them is another by now, or gone.
         """
+        found = 0
         for row in read_rows(str(settings.job.input), settings, lines):
             if isinstance(row, Fault) or self.rows.get(row.prompt.id) != (row.line, row.digest):
                 raise ValueError(
                     f"expected line {row.line} of {settings.job.input} to be what it was when this start began, got "
                     "another: do not change the file while a job runs, and start it again"
                 )
+            found += 1
             yield row
+        if found < len(lines):
+            raise ValueError(
+                f"expected {settings.job.input} to hold the {len(lines):,} rows still that it held when this start "
+                f"began, got {found:,}: do not change the file while a job runs, and start it again"
+            )
 
 
 @dataclasses.dataclass(kw_only=True)

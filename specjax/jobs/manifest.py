@@ -73,8 +73,8 @@ def check_manifest(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
             "Put it back, or choose another --output-dir"
         )
     if not path.exists():
-        line = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
-        write_whole(path, [line], replace=False)  # another process may have begun at the same time, otherwise
+        text = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
+        write_whole(path, [text], replace=False)  # another process may have begun at the same time, otherwise
     before, now = dict(_leaves(read_json(path))), dict(_leaves(json.loads(json.dumps(manifest))))
     changed = [name for name in before | now if before.get(name) != now.get(name)]
     for name in changed:

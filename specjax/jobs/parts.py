@@ -63,13 +63,22 @@ class PartWriter:
           OSError: the disk is full or gone. What was written of them counts as far as its last newline.
         """
         data = b"".join(map(json_line, records))
-        try:
+        with _told(self._path):
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
-        except OSError as error:
-            hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
-            raise OSError(error.errno, hint, str(self._path)) from error
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Names the file that the disk has no room for, and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
+        raise OSError(error.errno, hint, str(path)) from error
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
@@ -147,7 +156,7 @@ def write_whole(path: Path, lines: Iterable[bytes], *, replace: bool = True) -> 
     """
     scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # hosts may share process ids
     try:
-        with scratch.open("wb") as file:
+        with _told(path), scratch.open("wb") as file:
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from specjax.io.tokenizer import Tokenizer, encode_prompt
+from specjax.jobs.settings import Sampling
+
+ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+"""Other names of parameters."""
+_PARAMETERS = {field.name for field in dataclasses.fields(Sampling)} | ALIASES.keys()
+_OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
+"""What other formats call keys of a plain row, which would be passed over in silence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +103,19 @@ def prompt_of(row: Any, default_id: int) -> Prompt:
     return Prompt(id=name, content=content)
 
 
+def refuse_strays(row: Mapping[str, Any]) -> None:
+    """Refuses keys of a plain row that mean something, but not where they stand or not by that name.
+
+    Raises:
+      ValueError: there is one.
+    """
+    stray = sorted(_PARAMETERS & row.keys())
+    if stray:
+        raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
+    for name in sorted(_OTHER_NAMES.keys() & row.keys()):
+        raise ValueError(f"expected no {name!r} beside the prompt, got one: here it is called {_OTHER_NAMES[name]!r}")
+
+
 def _first_turn(question: Mapping[str, Any]) -> dict[str, Any]:
     """A row that asks the first of a question's turns: the others follow replies, which are not there yet."""
     turns = question["turns"]
@@ -156,6 +176,10 @@ def _parse_text(line: str, default_id: int) -> Prompt:
 
 def _parse_row(line: str, default_id: int) -> Prompt:
     row = parse_json(line)
-    if isinstance(row, dict) and "sampling" in row:
-        raise ValueError("expected no 'sampling' with --prompts, which decodes all rows alike, got one: use --input")
+    if isinstance(row, dict):
+        refuse_strays(row)
+        if "sampling" in row:
+            raise ValueError(
+                "expected no 'sampling' with --prompts, which decodes all rows alike, got one: use --input"
+            )
     return prompt_of(row, default_id)

@@ -21,16 +21,12 @@ from typing import Any
 
 import fsspec
 
-from specjax.jobs.prompts import Prompt, parse_json, prompt_of
+from specjax.jobs.prompts import ALIASES, Prompt, parse_json, prompt_of, refuse_strays
 from specjax.jobs.settings import Sampling, Settings
 from specjax.verify import Greedy
 
-_ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 _FIELDS = typing.get_type_hints(Sampling)
-_PARAMETERS = _FIELDS.keys() | _ALIASES.keys()
 _NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
-_OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
-"""What other formats call keys of a plain row, which would be passed over in silence."""
 _NOT_BESIDE_BODY = {"id", "prompt", "messages", "turns", "sampling"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
@@ -85,9 +81,9 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
         opened: Any = fsspec.open(path, "rb", compression="infer")
         with opened as file, io.BufferedReader(file, _BUFFER_BYTES) as lines:
             yield from enumerate(lines, 1)
-    except OSError:
-        raise
     except Exception as error:  # each file system has its own, or lacks a package
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         raise OSError(f"expected --input that can be read, got {path}: {error or type(error).__name__}") from error
 
 
@@ -106,11 +102,7 @@ def _own(row: Any) -> Mapping[str, Any]:
     """The parameters of a plain row, which stand below `sampling` and nowhere else."""
     if not isinstance(row, dict):
         return {}
-    stray = sorted(_PARAMETERS & row.keys())
-    if stray:
-        raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
-    for name in _OTHER_NAMES.keys() & row.keys():
-        raise ValueError(f"expected {_OTHER_NAMES[name]!r} beside the prompt, got {name!r}")
+    refuse_strays(row)
     changes = row.get("sampling", {})
     if not isinstance(changes, dict):
         raise ValueError(f"expected 'sampling' to be an object, got {type(changes).__name__}")
@@ -138,7 +130,7 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Sampling:
     """The job's parameters with those of a row in their place."""
     values = {}
     for name, value in changes.items():
-        field = _ALIASES.get(name, name)
+        field = ALIASES.get(name, name)
         if field not in _FIELDS:
             raise ValueError(f"expected sampling parameters among {', '.join(_FIELDS)}, got {name!r}")
         if field in values:

@@ -8,12 +8,11 @@ from jax import lax
 
 from specjax.cache import read
 
-BLOCK = 1024
-"""Slots read at once."""
-CPU_BLOCK = 256
-"""The same on a CPU, where what is read should stay in its caches until it is used."""
+BLOCK, SMALL_BLOCK = 1024, 256
+"""Slots read at once. Small blocks are for a CPU, where they stay in its caches until they are used, and for buffers
+that hold no more than a large one."""
 MANY = 32
-"""Tokens of a row from which on an accelerator takes head by head."""
+"""Tokens of a row from which on a TPU takes head by head."""
 MASKED = jnp.finfo(jnp.float32).min / 2
 """Score of what a query may not see: finite, so that a query that sees nothing yields numbers, not NaN."""
 
@@ -31,7 +30,8 @@ def attend(
     """Softmax attention of T new tokens a row over themselves and over the slots before them.
 
     Old and new keys meet only in the softmax's maximum and sum (online softmax, arXiv 1805.02867), so that the cache is
-    not written, copied or concatenated here. Of its buffers only the blocks that the longest row fills are read.
+    not written, copied or concatenated here. Of its buffers only the blocks that the longest row fills are read; their
+    number is traced, so this has no derivative in reverse mode.
 
     Args:
       query: `[B, T, H, D]`, rotated.
@@ -44,10 +44,16 @@ def attend(
     Returns:
       `[B, T, H * D]` float32.
     """
-    here = partial(attend_in_blocks, size=CPU_BLOCK, window=window)
-    there = attend_head_by_head if query.shape[1] >= MANY else attend_in_blocks
-    there = partial(there, size=BLOCK, window=window)
-    return lax.platform_dependent(query, new, cached, positions, cpu=here, default=there)
+    size = block_size(cached[0].shape[2])
+    small = partial(attend_in_blocks, size=SMALL_BLOCK, window=window)
+    large = partial(attend_in_blocks, size=size, window=window)
+    tpu = partial(attend_head_by_head, size=size, window=window) if query.shape[1] >= MANY else large
+    return lax.platform_dependent(query, new, cached, positions, cpu=small, tpu=tpu, default=large)
+
+
+def block_size(capacity: int) -> int:
+    """Slots that an accelerator reads at once of a buffer of `capacity` slots."""
+    return BLOCK if capacity > BLOCK else min(SMALL_BLOCK, capacity)
 
 
 def attend_in_blocks(
@@ -78,8 +84,8 @@ def attend_head_by_head(
 ) -> jax.Array:
     """`attend_in_blocks`, one row and one KV head at a time.
 
-    The scores of a piece of a prompt, for all rows and heads at once, are too many for an accelerator's own memory: XLA
-    would write them to HBM and read them back several times.
+    The scores of a piece of a prompt, for all rows and heads at once, are too many for a TPU's own memory: XLA would
+    write them to HBM and read them back several times.
     """
     new, grouped = _quarantine(*new), _group(query, new[0])
     batch, heads = grouped.shape[:2]
@@ -130,8 +136,11 @@ def _mix_blocks(
     nothing = jnp.zeros((*grouped.shape[:-1], 1))
     carry = nothing + MASKED, nothing, jnp.zeros(_flat(grouped).shape)
     carry = _meet(carry, grouped, *new, _visible(positions, positions, last, window))
-    num_blocks = -(-jnp.maximum(positions[:, 0].max(), 0) // size)
-    _, total, mixed = lax.fori_loop(0, num_blocks, read_block, carry)
+    start, first = positions[:, 0], 0
+    if window is not None:
+        first = jnp.maximum(jnp.where(start < 0, last[:, 0], start).min() - window + 1, 0) // size
+    num_blocks = -(-jnp.maximum(start.max(), 0) // size)
+    _, total, mixed = lax.fori_loop(first, num_blocks, read_block, carry)
     return mixed / _flat(total)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 DATA, MODEL = "data", "model"
@@ -25,12 +26,14 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
     devices = jax.devices() if devices is None else devices
     if min(data, model) < 1 or data * model > len(devices):
         raise ValueError(f"expected a mesh of 1 to {len(devices)} devices, got data={data} and model={model}")
+    taken = devices[: data * model]
     try:
-        return jax.make_mesh((data, model), (DATA, MODEL), (AxisType.Auto,) * 2, devices=devices[: data * model])
+        grid = mesh_utils.create_device_mesh((data, model), taken, allow_split_physical_axes=True)
     except AssertionError as error:  # how JAX says that chips are no box
         raise ValueError(
             f"expected as many devices as a box of the slice has ({len(devices)}, for example), got {data} x {model}"
         ) from error
+    return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2)
 
 
 def parse_mesh(text: str) -> dict[str, int]:

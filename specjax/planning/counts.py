@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from specjax.models.attention import BLOCK
+from specjax.models.attention import block_size
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
 from specjax.planning.traffic import Count, Counter, Known, Traffic, in_place, made
 
@@ -26,7 +26,7 @@ class Step:
 
 def attention(capacity: int, context: int) -> Known:
     """Blocks that attention reads of buffers of `capacity` slots, `context` of them taken in the longest row."""
-    num_blocks = -(-context // min(BLOCK, capacity))
+    num_blocks = -(-context // block_size(capacity))
     return lambda one: num_blocks if one.opcode == "while" and _LAYER in one.op_name else None
 
 

@@ -2,8 +2,8 @@
 
 Of each instruction that runs, what it reads and what it writes, as the buffers lie in memory; of a slice, a gather or
 an update in place only the part that it touches; nothing of what the compiler keeps on the chip. A loop counts as often
-as the compiler or the caller knows that it runs, otherwise once. A conditional counts as the branch that the caller
-knows, or else as the cheapest or the dearest.
+as the compiler or the caller knows that it runs, otherwise once. A conditional counts as its cheapest
+branch or its dearest.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from specjax.planning.hlo import Buffer, Computation, Instruction, Program
 
 Known = Callable[[Instruction], int | None]
-"""Which branch of a conditional runs, or how often a loop does; None: it is not known."""
+"""How often a loop runs; None: it is not known."""
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
 _FREE = {
@@ -111,9 +111,6 @@ class Counter:
                 yield from self._collectives(self.program.computations[one.called[0]])
 
     def _conditional(self, one: Instruction) -> Traffic:
-        branch = self.known(one)
-        if branch is not None:
-            return self.computation(one.called[branch])
         pick = min if self.count is Count.CHEAPEST else max
         return pick((self.computation(name) for name in one.called), key=lambda traffic: traffic.num_bytes)
 

@@ -58,6 +58,7 @@ def test_questions_of_spec_bench_ask_their_first_turn(tmp_path):
         ("p.jsonl", '{"prompt": "a", "messages": []}\n', "line 1: expected an object with either"),
         ("p.jsonl", '{"prompt": ["a"]}\n', "line 1: expected a prompt to be a string"),
         ("p.jsonl", '{"messages": "a"}\n', "line 1: expected a prompt to be a string and messages to be a list"),
+        ("p.jsonl", '{"prompt": "a", "top_k": 1}\n', "line 1: expected 'top_k' inside 'sampling'"),
         ("p.jsonl", '{"prompt": "a", "sampling": {"top_k": 1}}\n', "line 1: expected no 'sampling' with --prompts"),
         ("p.jsonl", '{"turns": []}\n', r"line 1: expected 'turns' to be a list of texts, got \[\]"),
         ("p.jsonl", '{"turns": [1]}\n', "line 1: expected a prompt to be a string"),

@@ -63,6 +63,9 @@ def test_a_file_that_changes_while_a_job_runs_stops_it(tmp_path, line):
     with pytest.raises(ValueError, match=r"expected line 1 of .*rows\.jsonl to be what it was"):
         list(inventory.reread(settings_of(path), {1, 2}))
     assert [row.line for row in inventory.reread(settings_of(path), {2})] == [2]
+    path.write_bytes(TWO[: TWO.index(b"\n") + 1])
+    with pytest.raises(ValueError, match=r"expected .*rows\.jsonl to hold the 2 rows still .* got 1"):
+        list(inventory.reread(settings_of(path), {1, 2}))
 
 
 def test_a_file_far_away_is_read_in_large_pieces(monkeypatch):
@@ -121,8 +124,14 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
         (b'{"prompt": "x", "sampling": {"max_tokens": 9}}', "expected max_tokens of at most 8 (--max-new-tokens"),
         (b'{"custom_id": "x", "body": {"prompt": "x", "n": 2}}', "expected n to be 1, got 2"),
         (b'{"custom_id": "x", "body": {"prompt": "x", "tools": []}}', "got 'tools'"),
-        (b'{"prompt": "x", "custom_id": "a"}', "expected 'id' beside the prompt, got 'custom_id'"),
-        (b'{"prompt": "x", "sampling_params": {}}', "expected 'sampling' beside the prompt, got 'sampling_params'"),
+        (
+            b'{"prompt": "x", "custom_id": "a"}',
+            "expected no 'custom_id' beside the prompt, got one: here it is called 'id'",
+        ),
+        (
+            b'{"prompt": "x", "sampling_params": {}}',
+            "expected no 'sampling_params' beside the prompt, got one: here it is called 'sampling'",
+        ),
         (b'{"prompt": "x", "sampling": {"max_tokens": 1, "max_new_tokens": 2}}', "one value of max_new_tokens"),
         (b'{"body": {"prompt": "x"}, "id": "a"}', "expected no 'id' beside 'body'"),
         (b'{"body": {"prompt": "x"}, "sampling": {}}', "expected no 'sampling' beside 'body'"),

@@ -59,7 +59,7 @@ def test_accelerators_read_larger_blocks(capacity, starts, window, sliding, way)
 @pytest.mark.parametrize(
     ("way", "size"),
     [
-        (attention.attend, attention.CPU_BLOCK),
+        (attention.attend, attention.SMALL_BLOCK),
         (partial(attention.attend_in_blocks, size=1024), 1024),
         (partial(attention.attend_head_by_head, size=1024), 1024),
     ],
@@ -71,6 +71,18 @@ def test_only_blocks_that_hold_something_are_read(way, size):
     for start, healthy in ((size, True), (size + 1, False)):
         found = way(query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[start]]))
         assert bool(jnp.isfinite(found).all()) == healthy
+
+
+@pytest.mark.parametrize(("sliding", "healthy"), [(None, False), (45, True), (46, False)])
+def test_blocks_before_a_sliding_window_are_not_read(sliding, healthy):
+    """The first block is broken; a row at 300 and one that is padding. A window of 45 begins at slot 256."""
+    size = attention.SMALL_BLOCK
+    buffers = jnp.full((2, 2, GROUPS, 2 * size, WIDTH), 0.5).at[:, :, :, :size].set(jnp.nan)
+    new, query = jnp.ones((2, 2, GROUPS, 1, WIDTH)), jnp.ones((2, 1, HEADS, WIDTH))
+    found = attention.attend(
+        query, (new[0], new[1]), (buffers[0], buffers[1]), jnp.array([[300], [-1]]), window=sliding
+    )
+    assert bool(jnp.isfinite(found[0]).all()) == healthy
 
 
 @pytest.mark.parametrize("starts", [[0, 0], [0, 5]])

@@ -112,6 +112,12 @@ def test_a_mesh_that_is_no_box_of_the_slice_is_refused():
         make_mesh(1, 3, devices=describe("v5e:2x4"))
 
 
+@pytest.mark.parametrize(("topology", "sizes"), [("v6e:4x4", (2, 8)), ("v5e:2x4", (4, 2)), ("v5p:2x2x4", (1, 16))])
+def test_axes_may_share_an_axis_of_the_slice(topology, sizes):
+    """JAX's own choice refuses the first: no axis of the slice has 8 chips."""
+    assert tuple(make_mesh(*sizes, devices=describe(topology)).shape.values()) == sizes
+
+
 def test_what_does_not_fit_is_refused_with_its_size():
     refusal = compile_or_refuse(programs("shard_map", prompt_width=400_000).prefill)
     assert isinstance(refusal, Refusal)
@@ -153,12 +159,11 @@ def test_a_cache_is_read_as_far_as_there_is_text(heads, layers):
     assert not copies
 
 
-@pytest.mark.parametrize("width", [64, 128])
-def test_the_scores_of_a_prompt_stay_on_the_chip(width):
+def test_the_scores_of_a_prompt_stay_on_the_chip():
     """A piece of 256 tokens at the end of 4,096: its scores are many times the size of the cache."""
-    moved, _ = passes(256, 4096 + WINDOW + 1, num_layers=1, num_heads=32, num_kv_heads=8, head_dim=width)
+    moved, _ = passes(256, 4096 + WINDOW + 1, num_layers=1, num_heads=32, num_kv_heads=8)
     cache, scores = 2 * ROWS * 8 * 4096 * 128 * 2, 4 * ROWS * 32 * 256 * 4096
-    assert moved(4096) < 2 * cache < scores / 3
+    assert cache < moved(4096) < 2 * cache < scores / 3
 
 
 def test_a_whole_plan():

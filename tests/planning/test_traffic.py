@@ -112,8 +112,6 @@ def test_conditionals_count_one_branch():
     choice = "f32[5] conditional(%i, %z, %z), branch_computations={%large, %small}"
     assert moved(choice).num_bytes == SMALL
     assert moved(choice, Count.DEAREST).num_bytes == LARGE
-    assert moved(choice, known=0).num_bytes == LARGE
-    assert moved(choice, Count.DEAREST, known=1).num_bytes == SMALL
 
 
 def test_collectives_by_kind():

@@ -19,9 +19,9 @@ def test_mutation_is_caught(mutation, record_property):
     assert not caught.finding.passed
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize("name", ["drafts", "distribution"])
 def test_probes_find_nothing_in_what_ships(name):
-    """Or they would catch every mutation."""
+    """Or they would catch every mutation; test_enumeration.py and test_equality.py run what the others run."""
     findings = list(PROBES[name]())
     assert findings
     assert all(finding.passed for finding in findings)

@@ -30,7 +30,7 @@ from specjax.testing.laws import Model
 from specjax.verify import Block, Rejection
 
 B, NEW, V = 8, 12, 7
-SHAPES = [(8, 10, 4, 7), (4, 1, 1, 2), (4, 5, 7, 61), (12, 6, 2, 3)]
+SHAPES = [(8, 10, 4, 7), (4, 1, 1, 2), (12, 5, 7, 61)]
 """B, prompt width, K and V. A row in four is of each rule; the first of the four is greedy."""
 
 
