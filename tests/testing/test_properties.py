@@ -79,7 +79,7 @@ def batches(draw, shape: tuple[int, int, int, int]) -> Batch:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_batch(shape, data):
     """The plain text where it is promised; never more than was asked for; and no row minds the order of the rows."""
