@@ -75,7 +75,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno is None:
             raise
         hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
         raise OSError(error.errno, hint, str(path)) from error
