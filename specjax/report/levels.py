@@ -18,8 +18,6 @@ it can be as much as a token's probability, where that token lies at the edge of
 BIT_STEPS = {"float32": 256, "bfloat16": 8}
 """Difference between the logits of both readings that rounding explains, in steps of the dtype at the largest logit:
 sums over all layers, and the worst of all ids."""
-BIT_OUTLIERS = {"float32": 0.0, "bfloat16": 1e-3}
-"""Share of places where the difference may be larger: eight bits now and then round a wide activation the other way."""
 
 VERDICTS = {True: "passed", False: "FAILED", None: "not judged"}
 
@@ -169,21 +167,20 @@ def judge_bits(text: TextCheck, *, dtype: str) -> Judgement:
     if not differences.size:
         return Judgement(level="bits", passed=None, summary="there is no output to read", numbers={"num_places": 0})
     allowed = BIT_STEPS[dtype] * np.array([step(dtype, magnitude) for magnitude in text.magnitudes])
-    beyond, spared = int((~(differences <= allowed)).sum()), int(BIT_OUTLIERS[dtype] * differences.size)
+    inside = differences <= allowed
     worst = int((differences / allowed).argmax())
     numbers = {
         "num_places": differences.size,
         "num_equal_places": int((differences == 0).sum()),
-        "num_beyond_rounding": beyond,
+        "num_beyond_rounding": int((~inside).sum()),
         "max_logit_difference": finite(differences.max()),
         "max_logit": finite(text.magnitudes.max()),
     }
     summary = (
         f"{differences.size:,} places: all logits equal at {numbers['num_equal_places']:,}, beyond rounding at "
-        f"{beyond:,} (allowed {spared:,}); worst {differences[worst]:.2g} of {allowed[worst]:.2g}"
+        f"{numbers['num_beyond_rounding']:,}; worst {differences[worst]:.2g} of {allowed[worst]:.2g}"
     )
-    passed = beyond <= spared and bool(np.isfinite(differences).all())
-    return Judgement(level="bits", passed=passed, summary=summary, numbers=numbers)
+    return Judgement(level="bits", passed=bool(inside.all()), summary=summary, numbers=numbers)
 
 
 def _all(verdicts: Sequence[bool | None]) -> bool | None:
