@@ -2,8 +2,8 @@
 
 Of each instruction that runs, what it reads and what it writes, as the buffers lie in memory; of a slice, a gather or
 an update in place only the part that it touches; nothing of what the compiler keeps on the chip. A loop counts as often
-as the compiler or the caller knows that it runs, otherwise once. A conditional counts as its cheapest
-branch or its dearest.
+as the compiler or the caller knows that it runs, otherwise once. A conditional counts as its cheapest branch
+or its dearest.
 """
 
 import dataclasses

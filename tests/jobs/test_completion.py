@@ -188,6 +188,7 @@ def test_nothing_is_compiled_outside_the_warm_up(measured_pace):
         later = list(batches)
     assert programs == []
     assert [batch.compile_time_s for batch in later] == [0, 0, 0]
+    list(complete(decoder_of(), prompts_of("q")))
     with compilations() as programs:
         list(complete(decoder_of(temperature=0.3, top_p=0.5, seed=4, max_new_tokens=9, stop=("e",)), prompts_of("q")))
         list(complete(decoder_of(min_tokens=3, repetition_penalty=1.5), prompts_of("quite"), on_text=print))

@@ -10,7 +10,7 @@ import reference
 from specjax.models.config import from_huggingface
 
 torch = pytest.importorskip("torch", reason="the models of transformers need torch (extra bench)")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="needs transformers (extra test)")
 
 SIZES = {
     "vocab_size": 61,
