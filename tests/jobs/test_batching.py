@@ -169,3 +169,23 @@ def test_the_clock_sees_the_host_and_compilation_apart():
     play(slots, requests(decoder, prompts_of("a", "b", "c")))
     assert slots.compile_time_s > 0
     assert 0 < slots.host_time_s < now[0] - slots.compile_time_s
+
+
+def test_the_host_is_not_charged_with_what_the_device_does(monkeypatch):
+    """Encoding a row takes a second, reading its prompt a hundred, as where a call runs before it returns."""
+    decoder, now = sampled(), [0.0]
+
+    def slow(name, seconds):
+        function = getattr(batching, name)
+
+        def run(*given):
+            now[0] += seconds
+            return function(*given)
+
+        monkeypatch.setattr(batching, name, run)
+
+    slow("batch_rows", 1)
+    slow("begin", 100)
+    slots = SlotBatch(decoder, 1, clock=lambda: now[0])
+    play(slots, requests(decoder, prompts_of("a", "b", "c")))
+    assert (slots.compile_time_s, slots.host_time_s) == (101, 2)
