@@ -237,7 +237,7 @@ def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, confi
     for field in dataclasses.fields(sampling):
         if (rows := getattr(sampling, field.name)) is not None:
             _check_rows(f"sampling.{field.name}", rows, (batch, *wider.get(field.name, ())))
-    if pace is not None and (pace.acceptance.shape, pace.costs.shape) != ((batch, GRADES), (windows,)):
+    if pace is not None and (pace.acceptance.shape, pace.costs.shape) != ((batch, GRADES), (windows, 2)):
         raise ValueError(
             f"expected a pace for {batch} rows and {windows} windows (make_pace), "
             f"got acceptance {list(pace.acceptance.shape)} and costs {list(pace.costs.shape)}"

@@ -113,7 +113,9 @@ def generate(
       prompt: `[B, P]` int32, right-padded.
       prompt_length: `[B]` int32, at least 1 (0 marks a padding row, which yields nothing).
       sampling: the rows' parameters; `sampling.max_tokens` may stop a row earlier than `max_new_tokens`.
-      pace: costs by which rows decide whether speculating pays; None always speculates.
+      pace: costs by which it is decided, for the whole batch at each step, which rows' drafts pay; None always
+        speculates. A row then speculates or not with its neighbours. Tokens of `Greedy` and `ExactMatch` do not hang
+        on it; those that `Rejection` and `Block` sample do, though their law does not.
       config: models and rules.
       max_new_tokens: columns of the output.
 
@@ -274,9 +276,9 @@ def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
     """Asks for a draft, if any row can gain from one, and cuts each row's to what the row can use."""
     context, drafter, sizes = state.context, config.drafter, config.window_sizes
-    room = jnp.clip(state.limit - context.length - 1, 0, drafter.num_tokens)
-    room = jnp.where(state.finish_reason == FinishReason.RUNNING, room, 0)
-    wanted = jnp.where(pays(state.pace, room, None, sizes), room, 0)
+    text = jnp.where(state.finish_reason == FinishReason.RUNNING, context.length, 0)
+    room = jnp.where(text > 0, jnp.clip(state.limit - text - 1, 0, drafter.num_tokens), 0)
+    wanted = jnp.where(pays(state.pace, text, room, None, sizes), room, 0)
 
     def propose(carry: tuple[Any, Any]) -> tuple[Draft, Any]:
         keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
@@ -289,7 +291,7 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     draft, draft_state = run_if((wanted > 0).any(), propose, (nothing, state.draft_state))
     length = jnp.clip(draft.length, 0, wanted)
     promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
-    length = jnp.where(pays(state.pace, promised, draft.evidence, sizes), length, 0)
+    length = jnp.where(pays(state.pace, text, promised, draft.evidence, sizes), length, 0)
     return dataclasses.replace(draft, length=length), draft_state
 
 

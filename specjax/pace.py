@@ -1,4 +1,4 @@
-"""When to speculate: each row weighs what its drafts have earned against what a wider target call costs."""
+"""When to speculate: what each row's drafts have earned is weighed against what a wider target call costs them all."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,31 +28,41 @@ def make_pace(batch_size: int, costs: Sequence[float] | np.ndarray | jax.Array) 
 
     Args:
       batch_size: rows B.
-      costs: `[W]`, time of a step at each of `DecodeConfig.window_sizes`, in any unit, drafting included.
+      costs: `[W]`, time of a step at each of `DecodeConfig.window_sizes`, in any unit, drafting included; or `[W, 2]`
+        with what each token of the longest row's text adds to it.
 
     Raises:
-      ValueError: costs that are not numbers above 0.
+      ValueError: times that are not numbers above 0, or that fall with longer texts.
     """
     values = np.asarray(costs, np.float32)
-    if values.ndim != 1 or not (np.isfinite(values) & (values > 0)).all():
-        raise ValueError(f"expected costs [W], finite and above 0, got {values.tolist()}")
+    pairs = np.stack([values, np.zeros_like(values)], axis=-1) if values.ndim == 1 else values
+    right = pairs.ndim == 2 and pairs.shape[1] == 2 and np.isfinite(pairs).all()
+    if not (right and (pairs[:, 0] > 0).all() and (pairs[:, 1] >= 0).all()):
+        raise ValueError(f"expected costs [W] or [W, 2], finite, above 0 and not falling, got {values.tolist()}")
     prior = jnp.tile(jnp.asarray(PRIOR, jnp.float32), (batch_size, 1))
-    return Pace(acceptance=prior, costs=jnp.asarray(costs, jnp.float32))
+    return Pace(acceptance=prior, costs=jnp.asarray(pairs))
 
 
-def pays(pace: Pace, length: jax.Array, evidence: jax.Array | None, windows: tuple[int, ...]) -> jax.Array:
-    """`[B]` bool: whether drafts of that `length` `[B]` and `evidence` `[B]` are expected to beat plain steps.
+def pays(
+    pace: Pace, text: jax.Array, length: jax.Array, evidence: jax.Array | None, windows: tuple[int, ...]
+) -> jax.Array:
+    """`[B]` bool: the rows whose drafts of that `length` `[B]` and `evidence` `[B]` are worth the batch's time.
 
-    Expected tokens of a step are (1 - a^(n + 1)) / (1 - a) at acceptance rate a and n drafted tokens (arXiv
-    2211.17192); they are held against the cost of the row's own window, so that a row's choice depends on its own
-    prefix and history and never on its neighbours. Without evidence a draft is credited with the best of all grades:
-    False then says that no draft pays, whatever it will look like.
+    A row's expected tokens are (1 - a^(n + 1)) / (1 - a) at acceptance rate a and n drafted tokens (arXiv 2211.17192).
+    All rows wait for the widest window and the longest text, so that the window is chosen with which they together
+    expect most tokens per time, and drafts that it holds are used: no other choice of rows would be faster. Without
+    evidence a draft is credited with the best of all grades: False then says that no draft pays, whatever it will look
+    like. `text` `[B]` is the length of each row's text, 0 for one that is done.
     """
     rate = jnp.where(_counts(evidence), pace.acceptance, 0).max(axis=1)
     rate = jnp.clip(rate, 0.0, 0.99)
     expected = (1 - rate ** (length + 1)) / (1 - rate)
     window = jnp.searchsorted(jnp.asarray(windows), length)
-    return expected * pace.costs[0] >= pace.costs[window]
+    held = window[:, None] <= jnp.arange(len(windows))
+    tokens = jnp.where(text[:, None] > 0, jnp.where(held, expected[:, None], 1), 0).sum(axis=0)
+    time = pace.costs[:, 0] + pace.costs[:, 1] * text.max()
+    widest_of_best = len(windows) - 1 - jnp.argmax((tokens / time)[::-1])
+    return window <= widest_of_best
 
 
 def update_pace(pace: Pace, live: jax.Array, draft: Draft, num_accepted: jax.Array) -> Pace:

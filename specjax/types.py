@@ -151,12 +151,12 @@ class DecodeStats:
 
 @struct.dataclass(kw_only=True)
 class Pace:
-    """Costs and history by which a row decides whether to speculate."""
+    """Costs and history by which it is decided which rows speculate."""
 
     acceptance: jax.Array
     """`[B, GRADES]` float32, running chance that a drafted token is accepted, by the draft's `evidence`."""
     costs: jax.Array
-    """`[W]` float32, time of a step at each window size, in any unit."""
+    """`[W, 2]` float32, any unit: a step's time at each window size, and what each token of the longest text adds."""
 
 
 @struct.dataclass(kw_only=True)

@@ -89,6 +89,23 @@ def test_a_step_copies_no_cache(batch, drafter):
     assert not re.findall(rf"= f32\[{shape}\]\S* copy\(.*", text)
 
 
+def test_reading_a_prompt_widens_no_table():
+    """A loop over pieces looks up its tokens in the bfloat16 table as it is: no float32 copy of it is made first."""
+    config = tiny_config(vocab_size=2**14)
+    given = DecodeConfig(target=Transformer(config), prefill_chunk=16)
+    params = Params(target=jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_params(0, config)))
+    prefill = jax.jit(partial(decode.prefill, config=given, max_new_tokens=8))
+    arguments = (
+        params,
+        jax.random.key(0),
+        jnp.zeros((1, 64), jnp.int32),
+        jnp.full(1, 64),
+        sampling_params(1, max_tokens=8),
+    )
+    memory = prefill.lower(*arguments).compile(compiler_options=compiler_options(0)).memory_analysis()
+    assert memory.temp_size_in_bytes < params.target["embed"].size
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_write_copies_no_buffer(batch, dtype):

@@ -107,9 +107,9 @@ def test_all_slots_move_into_larger_ones():
 def test_costs_belong_to_the_slots_and_history_to_the_row():
     """The row brings its acceptance; what a step costs is the same for all."""
     slots, new = empty_slots(row(0), SLOTS), row(1)
-    pace = new.state.pace.replace(acceptance=new.state.pace.acceptance + 0.1, costs=jnp.array([1.0, 7.0]))
+    pace = new.state.pace.replace(acceptance=new.state.pace.acceptance + 0.1, costs=jnp.full((2, 2), 7.0))
     after = put(slots, new.replace(state=new.state.replace(pace=pace)), 2).state.pace
-    assert after.costs.tolist() == [1.0, 1.0]
+    assert after.costs.tolist() == [[1, 0], [1, 0]]
     np.testing.assert_allclose(after.acceptance[2] - after.acceptance[1], 0.1, rtol=1e-5)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.jobs.completion import Completion, RowText, batch_rows
 from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.settings import Sampling
-from specjax.jobs.warmup import time_steps
+from specjax.jobs.warmup import measure_costs
 from specjax.pace import make_pace
 from specjax.parallel.drivers import Driver
 from specjax.slots import Slots
@@ -56,7 +57,7 @@ class SlotBatch:
         self._texts: list[RowText | None] = [None] * num_slots
         self._stepwise = [False] * num_slots
         self._slots: Slots | None = None
-        self._pace = self._pace_of(jnp.ones(len(decoder.config.window_sizes)))
+        self._pace = self._pace_of(np.ones(len(decoder.config.window_sizes)))
         self._programs: set[tuple[int, ...]] = set()
         self._more = True
         self._reading: Any = None  # an array of the last prompt; jax.Array does not declare is_ready
@@ -135,10 +136,9 @@ class SlotBatch:
         """Learns what a step costs."""
         decoder = self._decoder
         slots = decoder.driver.empty_slots(row, len(self._texts), config=decoder.config)
-        times = time_steps(decoder, slots.state, slots.sampling, self._clock)
-        self._pace = self._pace_of(jnp.asarray(times))
+        self._pace = self._pace_of(measure_costs(decoder, slots.state, slots.sampling, self._clock))
 
-    def _pace_of(self, costs: jax.Array) -> Pace | None:
+    def _pace_of(self, costs: np.ndarray) -> Pace | None:
         """What rows begin with: a pace with these costs, unless all of them speculate always."""
         return make_pace(self._decoder.driver.num_groups, costs) if self._decoder.measured_pace else None
 

@@ -1,10 +1,12 @@
 """What comes before a batch of new shapes: compiling, and learning what a step costs."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.pace import make_pace
@@ -12,6 +14,10 @@ from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
 _REPEATS = 3
+_NO_TEXT = 16
+"""Tokens: enough for a lookup to find something."""
+_LONG = 512
+"""Tokens of text from which on their number counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,19 +48,25 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     read = jnp.full_like(length, 2)  # all but the last: one token runs a chunk, which is slow the first time
     state = begin(decoder, (keys, jnp.zeros_like(prompt), read), sampling, pace)
     sampling = decoder.driver.to_devices(sampling)
-    state = decoder.driver.decode_steps(decoder.params, _rewind(state, 1), sampling, 1, config=decoder.config)
+    state = decoder.driver.decode_steps(
+        decoder.params, _rewind(state, _middle(state), 1), sampling, 1, config=decoder.config
+    )
     jax.block_until_ready(state)
     compile_time = clock() - began
     if pace is None:
         return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
-    times = agreed(time_steps(decoder, state, sampling, clock))
-    return WarmUp(compile_time_s=compile_time, step_times_s=times, pace=make_pace(len(length), jnp.asarray(times)))
+    costs = agreed(measure_costs(decoder, state, sampling, clock))
+    times = costs @ np.array([1, _middle(state)])
+    return WarmUp(compile_time_s=compile_time, step_times_s=tuple(times.tolist()), pace=make_pace(len(length), costs))
 
 
-def time_steps(
+def measure_costs(
     decoder: Decoder, state: DecodeState, sampling: SamplingParams, clock: Callable[[], float]
-) -> tuple[float, float]:
-    """The fastest of a few steps each: with room for one token, which leaves none to draft, and with room for all.
+) -> np.ndarray:
+    """`Pace.costs` `[2, 2]` in seconds, plain and speculative: of the fastest of a few steps each.
+
+    A step with room for one token leaves none to draft. In long buffers the rows are measured once with next to no text
+    and once with texts that fill half of them.
 
     Args:
       decoder: what runs.
@@ -62,24 +74,30 @@ def time_steps(
       sampling: the batch's parameters, on the devices.
       clock: seconds.
     """
-    times: dict[int, list[float]] = {1: [], decoder.config.drafter.num_tokens + 1: []}
+    middle = _middle(state)
+    lengths = [_NO_TEXT, middle] if middle >= _LONG else [middle]
+    rooms = 1, decoder.config.drafter.num_tokens + 1
+    times = np.full((len(lengths), len(rooms)), np.inf)
     for _ in range(_REPEATS):
-        for room, seen in times.items():
-            state = jax.block_until_ready(_rewind(state, room))
+        for place, (length, room) in zip(np.ndindex(times.shape), itertools.product(lengths, rooms), strict=True):
+            state = jax.block_until_ready(_rewind(state, length, room))
             began = clock()
             state = decoder.driver.decode_steps(decoder.params, state, sampling, 1, config=decoder.config)
             jax.block_until_ready(state)
-            seen.append(clock() - began)
-    plain, speculative = map(min, times.values())
-    return plain, speculative
+            times[place] = min(times[place], clock() - began)
+    return np.stack([times[0], np.maximum(times[-1] - times[0], 0) / middle], axis=1)
 
 
-def _rewind(state: DecodeState, room: int) -> DecodeState:
-    """Every row in the middle of its buffer, after the text 0, 0, 0, ..., with room for so many tokens more.
+def _middle(state: DecodeState) -> int:
+    return state.context.tokens.shape[-1] // 2
+
+
+def _rewind(state: DecodeState, length: int, room: int) -> DecodeState:
+    """Every row after a text 0, 0, 0, ... of that length, with room for so many tokens more.
 
     Lookups find something there, and attention reads what it reads of a usual text; what caches hold costs no time.
     """
-    length = jnp.full_like(state.context.length, state.context.tokens.shape[-1] // 2)
-    context = dataclasses.replace(state.context, tokens=jnp.zeros_like(state.context.tokens), length=length)
+    lengths = jnp.full_like(state.context.length, length)
+    context = dataclasses.replace(state.context, tokens=jnp.zeros_like(state.context.tokens), length=lengths)
     running = jnp.full_like(state.finish_reason, FinishReason.RUNNING.value)  # as it lies: else it recompiles on a mesh
-    return dataclasses.replace(state, context=context, limit=length + room, finish_reason=running)
+    return dataclasses.replace(state, context=context, limit=lengths + room, finish_reason=running)

@@ -94,10 +94,10 @@ class Transformer:
         """Ids `[B, T]` -> `[B, T, E]` float32; each device looks up what its part of the vocabulary holds."""
         table = params["embed"]
         if self.axis is None:
-            return table[tokens].astype(jnp.float32)
+            return _look_up(table, tokens)
         local = tokens - lax.axis_index(self.axis) * table.shape[0]
         mine = (local >= 0) & (local < table.shape[0])
-        found = table[jnp.where(mine, local, 0)].astype(jnp.float32)
+        found = _look_up(table, jnp.where(mine, local, 0))
         return lax.psum(jnp.where(mine[..., None], found, 0), self.axis)
 
     def unembed(self, params: Any, hidden: jax.Array) -> ModelOutput:
@@ -134,6 +134,12 @@ _layer = jax.jit(_run_layer, static_argnums=(5, 6, 7))
 def norm(x: jax.Array, weight: jax.Array, config: TransformerConfig) -> jax.Array:
     """RMSNorm (arXiv 1910.07467) in float32."""
     return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + config.norm_epsilon) * weight.astype(jnp.float32)
+
+
+def _look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table, float32. The barrier keeps XLA:CPU from widening the whole table ahead of a loop."""
+    table, ids = lax.optimization_barrier((table, ids))
+    return table[ids].astype(jnp.float32)
 
 
 def linear(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from line_decoder import KNOWN, decoder_of, prompts_of
 from programs import compilations
@@ -149,7 +150,7 @@ def test_no_requests():
 def test_measured_pace_leaves_the_tokens(monkeypatch):
     """Steps are timed once, before the first row; a wide step that costs ten plain ones is then never taken."""
     times = []
-    monkeypatch.setattr(batching, "time_steps", lambda *_: times.append(0) or (1.0, 10.0))
+    monkeypatch.setattr(batching, "measure_costs", lambda *_: times.append(0) or np.array([[1.0, 0], [10, 0]]))
     decoder = decoder_of(log_probs=False, measured_pace=True)
     rows, _ = play(SlotBatch(decoder, 2), requests(decoder, prompts_of(*[KNOWN] * 3)))
     assert times == [0]

@@ -213,10 +213,8 @@ def test_the_warm_up_runs_the_programs_that_are_used(monkeypatch, measured_pace)
     for module in ("warmup", "completion"):
         monkeypatch.setattr(f"specjax.jobs.{module}.begin", spy("begin", begin))
     monkeypatch.setattr(compiled, "decode_steps", spy("decode_steps", compiled.decode_steps))
-    timed = warmup.time_steps  # runs, but the clock decides nothing
-    monkeypatch.setattr(
-        warmup, "time_steps", lambda *given: (timed(*given), (1.0, 1.0))[1]
-    )  # the clock decides nothing
+    timed = warmup.measure_costs  # runs, but the clock decides nothing
+    monkeypatch.setattr(warmup, "measure_costs", lambda *given: np.ones_like(timed(*given)))
     one(decoder_of(measured_pace=measured_pace), KNOWN, on_text=lambda text: None)
     assert len(calls["begin"]) == 2
     assert len(calls["decode_steps"]) == (10 if measured_pace else 4)
