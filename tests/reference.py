@@ -375,14 +375,17 @@ def sample_draft(drafter: Model, num_tokens: int, noise: Noise) -> Callable[[tup
 def ngram_draft(tokens: Sequence[int], min_n: int, max_n: int, num_tokens: int) -> list[int]:
     """What followed an earlier match of the longest suffix of `max_n` down to `min_n` tokens.
 
-    Of several matches those count that the most frequent token follows, and of these the most recent. Always
-    `num_tokens` of them: past the end of the text the continuation goes on with itself.
+    Of several matches those count that the most frequent token follows, of these the ones that reach furthest back (up
+    to 4 tokens), and of these the most recent. Always `num_tokens` of them: past the end of the text the continuation
+    goes on with itself.
     """
     tokens, length = list(tokens), len(tokens)
     for n in range(min(max_n, length - 1), min_n - 1, -1):
         ends = [end for end in range(n, length) if tokens[end - n : end] == tokens[length - n :]]
         if ends:
             votes = Counter(tokens[end] for end in ends)
-            end = max(end for end in ends if votes[tokens[end]] == max(votes.values()))
+            ends = [end for end in ends if votes[tokens[end]] == max(votes.values())]
+            reach = [next((m for m in (4, 3, 2, 1) if tokens[:end][-m:] == tokens[-m:]), 0) for end in ends]
+            end = max(end for end, far in zip(ends, reach, strict=True) if far == max(reach))
             return (tokens[end:] * num_tokens)[:num_tokens]
     return []

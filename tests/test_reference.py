@@ -324,8 +324,10 @@ def test_stop_id_inside_the_window_ends_the_text(stop):
         ([1, 2, 3, 1, 2], (1, 3), 2, [3, 1]),
         ([1, 2, 3, 1, 2], (3, 4), 2, []),
         ([7, 1, 8, 7, 2, 9, 7], (1, 3), 8, [2, 9, 7, 2, 9, 7, 2, 9]),  # the most recent match
+        ([6, 7, 1, 8, 7, 2, 6, 7], (1, 1), 1, [1]),  # of single tokens the one that matches further back
+        ([6, 7, 1, 8, 7, 2, 5, 7, 2, 6, 7], (1, 1), 1, [2]),  # but the most frequent follower first
         ([1, 2, 9, 2, 5, 1, 2], (1, 3), 1, [9]),  # the longest suffix first
-        ([1, 2, 9, 2, 5, 1, 2], (1, 1), 1, [5]),
+        ([1, 2, 9, 2, 5, 3, 2], (1, 1), 1, [5]),
         ([1, 2, 9, 2, 5, 3, 2], (2, 3), 4, []),  # a single token is too short
         ([4, 4, 4], (1, 2), 5, [4, 4, 4, 4, 4]),  # overlapping
         ([1, 2, 3], (1, 3), 4, []),

@@ -44,6 +44,14 @@ def test_equal_matches_vote_before_the_most_recent_wins():
     assert draft(NGramDrafter(num_tokens=1, prompt_lookup_max=1), rows, 16).tokens[:, 0].tolist() == [1, 2, 2]
 
 
+def test_equal_votes_go_to_the_match_that_reaches_furthest():
+    """Beyond the suffix that was asked for, and up to four tokens: then the most recent wins again."""
+    rows = [[6, 7, 1, 8, 7, 2, 6, 7], [6, 7, 1, 8, 7, 2, 9, 7], [5, 4, 3, 2, 1, 8, 0, 4, 3, 2, 1, 9, 5, 4, 3, 2, 1]]
+    got = draft(NGramDrafter(num_tokens=1, prompt_lookup_max=1), rows, 24)
+    assert got.tokens[:, 0].tolist() == [1, 2, 9]
+    assert got.evidence.tolist() == [1, 0, GRADES - 1]
+
+
 def test_evidence_is_how_far_the_match_reaches():
     rows = [[1, 9, 1], [1, 2, 9, 1, 2], [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5], [1, 2, 3]]
     for most in (1, 4):
