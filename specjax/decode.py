@@ -23,7 +23,7 @@ from jax import lax
 
 from specjax.drafters.none import NoDrafter
 from specjax.loops import run_if
-from specjax.pace import Pace, init_pace, pays, update_pace
+from specjax.pace import Pace, best_window, init_pace, update_pace
 from specjax.sampling import law
 from specjax.shares import by_rows
 from specjax.stats import count_step, init_stats
@@ -109,13 +109,13 @@ def generate(
 
     Args:
       params: weights of the target and, where it has any, of the drafter.
-      key: a typed key, from which row r gets `fold_in(key, r)`, or `[B]` typed keys, one per row.
+      key: a typed key, from which row r gets `fold_in(key, r)`, or `[B]` typed keys, one per row and no two alike.
       prompt: `[B, P]` int32, right-padded.
       prompt_length: `[B]` int32, at least 1 (0 marks a padding row, which yields nothing).
       sampling: the rows' parameters; `sampling.max_tokens` may stop a row earlier than `max_new_tokens`.
-      pace: costs by which it is decided, for the whole batch at each step, which rows' drafts pay; None always
-        speculates. A row then speculates or not with its neighbours. Tokens of `Greedy` and `ExactMatch` do not hang
-        on it; those that `Rejection` and `Block` sample do, though their law does not.
+      pace: costs by which rows decide together, at each step, how many drafted tokens pay; None always speculates.
+        On a mesh those of a device group do. Tokens of `Greedy` and `ExactMatch` do not hang on it; those that
+        `Rejection` and `Block` sample do, though their law does not.
       config: models and rules.
       max_new_tokens: columns of the output.
 
@@ -274,11 +274,11 @@ def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
-    """Asks for a draft, if any row can gain from one, and cuts each row's to what the row can use."""
+    """Asks for drafts, if rows can gain from them, and cuts each to what its row and the best window can use."""
     context, drafter, sizes = state.context, config.drafter, config.window_sizes
-    text = jnp.where(state.finish_reason == FinishReason.RUNNING, context.length, 0)
-    room = jnp.where(text > 0, jnp.clip(state.limit - text - 1, 0, drafter.num_tokens), 0)
-    wanted = jnp.where(pays(state.pace, text, room, None, sizes), room, 0)
+    text_length = jnp.where(state.finish_reason == FinishReason.RUNNING, context.length, 0)
+    room = jnp.where(text_length > 0, jnp.clip(state.limit - text_length - 1, 0, drafter.num_tokens), 0)
+    wanted = jnp.minimum(room, best_window(state.pace, text_length, room, None, sizes))
 
     def propose(carry: tuple[Any, Any]) -> tuple[Draft, Any]:
         keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)
@@ -291,7 +291,7 @@ def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config:
     draft, draft_state = run_if((wanted > 0).any(), propose, (nothing, state.draft_state))
     length = jnp.clip(draft.length, 0, wanted)
     promised = length if draft.log_probs is None else wanted  # a sampled draft's own length may hang on its tokens
-    length = jnp.where(pays(state.pace, text, promised, draft.evidence, sizes), length, 0)
+    length = jnp.minimum(length, best_window(state.pace, text_length, promised, draft.evidence, sizes))
     return dataclasses.replace(draft, length=length), draft_state
 
 

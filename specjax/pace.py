@@ -43,26 +43,30 @@ def make_pace(batch_size: int, costs: Sequence[float] | np.ndarray | jax.Array) 
     return Pace(acceptance=prior, costs=jnp.asarray(pairs))
 
 
-def pays(
-    pace: Pace, text: jax.Array, length: jax.Array, evidence: jax.Array | None, windows: tuple[int, ...]
+def best_window(
+    pace: Pace, text_length: jax.Array, length: jax.Array, evidence: jax.Array | None, windows: tuple[int, ...]
 ) -> jax.Array:
-    """`[B]` bool: the rows whose drafts of that `length` `[B]` and `evidence` `[B]` are worth the batch's time.
+    """The window with which rows together expect most tokens per time, if longer drafts are cut to it: int32 scalar.
 
-    A row's expected tokens are (1 - a^(n + 1)) / (1 - a) at acceptance rate a and n drafted tokens (arXiv 2211.17192).
-    All rows wait for the widest window and the longest text, so that the window is chosen with which they together
-    expect most tokens per time, and drafts that it holds are used: no other choice of rows would be faster. Without
-    evidence a draft is credited with the best of all grades: False then says that no draft pays, whatever it will look
-    like. `text` `[B]` is the length of each row's text, 0 for one that is done.
+    A row's expected tokens are (1 - a^(n + 1)) / (1 - a) at acceptance rate a and n drafted tokens (arXiv 2211.17192);
+    a step takes all rows the time of its window over the longest text. Of windows that are equally good it is the
+    widest.
+
+    Args:
+      pace: costs and histories.
+      text_length: `[B]`, tokens of each row's text, 0 for a row that is done.
+      length: `[B]`, tokens that each row has drafted, or has room for.
+      evidence: `[B]`, of the drafts; None credits them with the best of all grades, so that 0 says that no drafts pay,
+        whatever they will look like.
+      windows: `DecodeConfig.window_sizes`.
     """
-    rate = jnp.where(_counts(evidence), pace.acceptance, 0).max(axis=1)
+    sizes = jnp.asarray(windows)
+    rate = jnp.where(_counts(evidence), pace.acceptance, 0).max(axis=1, keepdims=True)
     rate = jnp.clip(rate, 0.0, 0.99)
-    expected = (1 - rate ** (length + 1)) / (1 - rate)
-    window = jnp.searchsorted(jnp.asarray(windows), length)
-    held = window[:, None] <= jnp.arange(len(windows))
-    tokens = jnp.where(text[:, None] > 0, jnp.where(held, expected[:, None], 1), 0).sum(axis=0)
-    time = pace.costs[:, 0] + pace.costs[:, 1] * text.max()
-    widest_of_best = len(windows) - 1 - jnp.argmax((tokens / time)[::-1])
-    return window <= widest_of_best
+    expected = (1 - rate ** (jnp.minimum(length[:, None], sizes) + 1)) / (1 - rate)
+    tokens = jnp.where(text_length[:, None] > 0, expected, 0).sum(axis=0)
+    speed = tokens / (pace.costs[:, 0] + pace.costs[:, 1] * text_length.max())
+    return sizes[len(windows) - 1 - jnp.argmax(speed[::-1])]
 
 
 def update_pace(pace: Pace, live: jax.Array, draft: Draft, num_accepted: jax.Array) -> Pace:

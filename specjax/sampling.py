@@ -278,7 +278,7 @@ def sampling_params(
         stop_token_ids=_stop_columns(batch_size, stop_token_ids),
         logit_bias=None if logit_bias is None else _bias_rows(batch_size, jnp.asarray(logit_bias, jnp.float32)),
     )
-    if (params.min_tokens > params.max_tokens).any():
+    if (np.asarray(min_tokens) > np.asarray(max_tokens)).any():
         raise ValueError(f"expected min_tokens <= max_tokens, got {min_tokens} and {max_tokens}")
     return params
 

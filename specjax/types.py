@@ -151,7 +151,7 @@ class DecodeStats:
 
 @struct.dataclass(kw_only=True)
 class Pace:
-    """Costs and history by which it is decided which rows speculate."""
+    """Costs and history by which rows decide whether to speculate."""
 
     acceptance: jax.Array
     """`[B, GRADES]` float32, running chance that a drafted token is accepted, by the draft's `evidence`."""
@@ -185,7 +185,7 @@ class DecodeState:
     draft_state: Any
     """Whatever the drafter carries."""
     pace: Pace
-    """What decides, row by row and from history alone, whether a draft is worth verifying."""
+    """What decides, from all rows' texts and histories, how many drafted tokens are worth verifying."""
     stats: DecodeStats
     log_probs: LogProbs | None = None
 

@@ -70,7 +70,7 @@ def batch_of(steps: Sequence[tuple[int, int, int]], seconds: float, *, window: i
         stepwise=False,
         log_probs=None,
     )
-    return Batch(completions=(row,), seconds=seconds, compile_time_s=0.5, step_times_s=None)
+    return Batch(completions=(row,), seconds=seconds, compile_time_s=0.5, step_times_s=None, pace=None)
 
 
 def pair_of(category: str = "a", *, fast: float = 5.0, slow: float = 9.0, name: str = "x") -> Pair:

@@ -414,3 +414,8 @@ def test_logit_bias_allows_forbids_and_adds():
 def test_biases_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         logit_bias(4, **options)
+
+
+def test_parameters_can_be_made_inside_a_jitted_function():
+    made = jax.jit(lambda: sampling_params(2, temperature=[0.5, 1.0], min_tokens=1, max_tokens=3))()
+    assert (made.temperature.tolist(), made.min_tokens.tolist()) == ([0.5, 1.0], [1, 1])

@@ -10,7 +10,6 @@ import numpy as np
 from specjax.compiled import draft_step, verify_step
 from specjax.jobs.completion import Batch, batch_rows
 from specjax.jobs.decoder import Decoder, begin
-from specjax.pace import make_pace
 from specjax.report.metrics import ratio
 from specjax.types import DecodeState, FinishReason, SamplingParams
 
@@ -61,10 +60,9 @@ def time_phases(
     """
     rows = batch_rows(decoder, [completion.prompt for completion in batch.completions], batch_size)
     sampling = decoder.sampling.rows(batch_size, decoder.eos_ids)
-    pace = None if batch.step_times_s is None else make_pace(batch_size, batch.step_times_s)
-    _halves(decoder, begin(decoder, rows, sampling, pace), sampling, clock)  # compiles
+    _halves(decoder, begin(decoder, rows, sampling, batch.pace), sampling, clock)  # compiles
     began = clock()
-    state = jax.block_until_ready(begin(decoder, rows, sampling, pace))
+    state = jax.block_until_ready(begin(decoder, rows, sampling, batch.pace))
     prefilled = clock()
     drafting, verifying, ends = 0.0, 0.0, []
     while (np.asarray(state.finish_reason) == FinishReason.RUNNING).any():

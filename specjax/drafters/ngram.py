@@ -17,9 +17,10 @@ class NGramDrafter:
     """Deterministic drafts from the row's own text (prompt lookup decoding).
 
     The longest suffix of `prompt_lookup_max` down to `prompt_lookup_min` tokens that occurred before wins; among its
-    occurrences those that the most frequent token follows, of these the ones whose match reaches furthest back (up to
-    4 tokens), and of these the most recent. A continuation that runs into the end of the text goes on from its own
-    beginning, so a loop of any period is proposed for the whole window. Nothing is proposed where nothing matched.
+    occurrences those that the most frequent token follows; of these the ones whose match reaches furthest back (up to
+    4 tokens, so that it matters where `prompt_lookup_max` is less); and of these the most recent. A continuation that
+    runs into the end of the text goes on from its own beginning, so a loop of any period is proposed for the whole
+    window. Nothing is proposed where nothing matched.
     """
 
     num_tokens: int
@@ -57,7 +58,7 @@ class NGramDrafter:
         ballots = tokens % _BALLOTS
         votes = jnp.zeros(_BALLOTS, jnp.int32).at[ballots].add(best)[ballots]
         reach = jnp.where(best & (votes == jnp.where(best, votes, 0).max()), matched, 0)
-        start = jnp.where(reach == reach.max(), follow, 0).max()
+        start = jnp.where(best & (reach == reach.max()), follow, 0).max()
         period = jnp.maximum(length - start, 1)
         proposal = tokens[start + jnp.arange(self.num_tokens) % period]
         found = rank.max() >= self.prompt_lookup_min

@@ -40,7 +40,8 @@ class SlotBatch:
     """Slots of one size, which grow to the bucket of the longest prompt so far.
 
     One program decodes them all, whatever is in them; one more per bucket of prompts reads a prompt and puts it into a
-    slot. A row's tokens depend on its prompt, its id, its parameters and the decoder, never on the rest.
+    slot. A row's tokens depend on its prompt, its id, its parameters and the decoder, never on the rest (but for those
+    that `Rejection` or `Block` samples under a measured pace). Steps are timed once, with the buffers of the first.
 
     On a mesh each group of devices has an equal part of the slots and reads the prompts that it is given by itself.
     """

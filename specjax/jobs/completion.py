@@ -16,7 +16,7 @@ from specjax.jobs.keys import row_keys
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.warmup import WarmUp, warm_up
 from specjax.report.metrics import Timeline, cut_stats, cut_timeline, no_stats
-from specjax.types import Context, DecodeState, DecodeStats, FinishReason, LogProbs, SamplingParams
+from specjax.types import Context, DecodeState, DecodeStats, FinishReason, LogProbs, Pace, SamplingParams
 
 _ALL_STEPS = 2**31 - 1
 
@@ -49,7 +49,9 @@ class Batch:
     compile_time_s: float
     """What making these shapes ready took; 0 if they had been seen before."""
     step_times_s: tuple[float, float] | None
-    """Seconds of a plain step and of a speculative one, by which the rows were paced; None: they were not."""
+    """Seconds of a plain step and of a speculative one over half of the buffers; None: not measured."""
+    pace: Pace | None
+    """What the rows began with."""
 
 
 def complete(
@@ -61,6 +63,8 @@ def complete(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Batch]:
     """Completes prompts in order, a batch at a time; each row's tokens depend on its own prompt, id and the seed only.
+
+    (Tokens that `Rejection` or `Block` samples under a measured pace depend on step times and neighbours too.)
 
     Args:
       decoder: what `build_decoder` made.
@@ -92,6 +96,7 @@ def complete(
             seconds=clock() - began,
             compile_time_s=compile_time,
             step_times_s=warm.step_times_s,
+            pace=warm.pace,
         )
 
 

@@ -14,7 +14,7 @@ from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
 _REPEATS = 3
-_NO_TEXT = 16
+_SHORT = 16
 """Tokens: enough for a lookup to find something."""
 _LONG = 512
 """Tokens of text from which on their number counts."""
@@ -27,7 +27,7 @@ class WarmUp:
     compile_time_s: float
     """Seconds of tracing, compiling (or reading from the cache) and a first run."""
     step_times_s: tuple[float, float] | None
-    """Seconds of a plain step and of a speculative one; None: not measured."""
+    """Seconds of a plain step and of a speculative one over half of the buffers; None: not measured."""
     pace: Pace | None
     """What the shape's batches begin with."""
 
@@ -75,7 +75,7 @@ def measure_costs(
       clock: seconds.
     """
     middle = _middle(state)
-    lengths = [_NO_TEXT, middle] if middle >= _LONG else [middle]
+    lengths = [_SHORT, middle] if middle >= _LONG else [middle]
     rooms = 1, decoder.config.drafter.num_tokens + 1
     times = np.full((len(lengths), len(rooms)), np.inf)
     for _ in range(_REPEATS):

@@ -111,8 +111,8 @@ class PMap(Driver):
     def _stack(self, inputs: Inputs) -> Inputs:
         *rows, pace = inputs
         if pace is not None:
-            costs = self._everywhere(pace.costs)
-            pace = dataclasses.replace(self.to_devices(pace), costs=costs)
+            acceptance = self.to_devices(pace.acceptance)
+            pace = dataclasses.replace(pace, acceptance=acceptance, costs=self._everywhere(pace.costs))
         return *self.to_devices(rows), pace
 
     def _everywhere(self, leaf: jax.Array) -> jax.Array:

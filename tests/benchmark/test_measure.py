@@ -15,6 +15,7 @@ from specjax.benchmark.synthetic import with_synthetic_acceptance
 from specjax.jobs.completion import complete
 from specjax.jobs.decoder import plain_decoder
 from specjax.jobs.prompts import Prompt, encode_prompts
+from specjax.pace import make_pace
 
 QUESTIONS = [
     Question(id=1, category="a", turns=(KNOWN, "3")),
@@ -117,10 +118,10 @@ def test_case_67_phases_wait_for_the_device(monkeypatch):
 
 
 def test_instrumented_steps_are_those_of_the_run():
-    """A paced batch is run again with its own costs: steps that cost ten times as much are not worth drafting for."""
+    """A paced batch is run again with its own costs: steps that cost nine times the text are not worth drafting for."""
     decoder = line_decoder()
     batch = known_batch(decoder)
-    dear = dataclasses.replace(batch, step_times_s=(1.0, 10.0))
+    dear = dataclasses.replace(batch, pace=make_pace(1, [[1.0, 0.0], [1.0, 9.0]]))
     assert time_phases(decoder, dear, batch_size=1).num_batch_steps == 12
 
 
