@@ -96,16 +96,14 @@ class HuggingFace:
         seconds = time.perf_counter() - start
         return Run(out[0, len(prompt) :].tolist(), seconds, self.calls)
 
-    def first_difference(self, prompt, tokens):
+    def departure(self, prompt, tokens):
         """Where greedy decoding parts from a completion, and its top-2 gap there: one pass over the whole text."""
         with torch.inference_mode():
             logits = self.model(torch.tensor([prompt + tokens]), logits_to_keep=len(tokens) + 1).logits[0, :-1].float()
         parted = (logits.argmax(-1) != torch.tensor(tokens)).nonzero()
         if not len(parted):
             return None, None
-        place = int(parted[0])
-        top = logits[place].topk(2).values
-        return place, float(top[0] - top[1])
+        return int(parted[0]), self.gap(prompt + tokens[: int(parted[0])])
 
     def gap(self, tokens):
         """Difference of the two largest logits after `tokens`."""
@@ -271,7 +269,7 @@ def compare_tokens(args, hub, checkpoint, tokenizer):
     for row in read_questions(args.questions, args.per_category):
         prompt = tokenizer.apply_chat_template([{"role": "user", "content": row.turns[0]}])
         own, lookup = system(prompt, pace), hub(prompt, args.max_new_tokens, **lookup_options(args))
-        split, gap = hub.first_difference(prompt, own.tokens)
+        split, gap = hub.departure(prompt, own.tokens)
         if split is not None:
             differences.append((row.id, split, gap))
         record = {"runs": {name: dataclasses.asdict(run) for name, run in (("lookup", lookup), ("own", own))}}

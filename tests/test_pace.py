@@ -74,9 +74,8 @@ def test_equal_costs_always_speculate_and_no_draft_is_a_plain_step():
 def test_a_perfect_record_is_worth_nearly_the_whole_window():
     perfect = init_pace(1, 3).replace(acceptance=jnp.ones((1, GRADES)))
     for cost, right in ((expected_tokens(0.99, 6) - 0.01, True), (7.0, False)):
-        assert decide(
-            perfect.replace(costs=make_pace(1, [1.0, 999.0, cost]).costs), draft_of([6]), WINDOWS
-        ).tolist() == [right]
+        pace = perfect.replace(costs=make_pace(1, [1.0, 999.0, cost]).costs)
+        assert decide(pace, draft_of([6]), WINDOWS).tolist() == [right]
 
 
 @pytest.mark.parametrize(
