@@ -2,7 +2,8 @@
 
 Batch 1, greedy. For each prompt its runs follow one another: transformers plain and with prompt lookup, specjax plain
 and with the n-gram drafter; with --draft-model also transformers assisted by that model, and specjax drafting with it.
-Compile time is spent before and printed apart. Needs the extra `bench`.
+So a few times over, of which the run of median time counts. Compile time is spent before and printed apart. Needs the
+extra `bench`.
 
     python scripts/benchmark_huggingface.py --questions spec_bench.jsonl --dtype float32 --per-category 5
 """
@@ -16,6 +17,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import jax
@@ -34,6 +37,13 @@ from specjax.models.params import join_projections
 
 GAP = 1e-3
 """Top-2 logit gap above which greedy tokens must be equal."""
+RATIOS = {
+    "plain": ("hf",),
+    "always": ("hf_lookup", "plain"),
+    "paced": ("hf_lookup", "plain"),
+    "assisted": ("hf_assisted", "plain"),
+}
+"""By which runs' tokens per second those of a run are divided."""
 
 
 @dataclasses.dataclass
@@ -234,16 +244,17 @@ def compare(args, hub, checkpoint, tokenizer):
         floor = floors[size]
         costs = [floor["plain_s"] + floor["draft_s"], floor["verify_s"] + floor["draft_s"]]
         pace = specjax.make_pace(1, costs)
-        runs = {
-            "hf": hub(prompt, args.max_new_tokens),
-            "hf_lookup": hub(prompt, args.max_new_tokens, **lookup_options(args)),
-            "plain": plain(prompt, plain_pace),
-            "always": ngram(prompt, always),
-            "paced": ngram(prompt, pace),
+        systems = {
+            "hf": partial(hub, prompt, args.max_new_tokens),
+            "hf_lookup": partial(hub, prompt, args.max_new_tokens, **lookup_options(args)),
+            "plain": partial(plain, prompt, plain_pace),
+            "always": partial(ngram, prompt, always),
+            "paced": partial(ngram, prompt, pace),
         }
         if assisted:
-            runs["hf_assisted"] = hub(prompt, args.max_new_tokens, assistant_model=assistant)
-            runs["assisted"] = assisted(prompt, always)
+            systems["hf_assisted"] = partial(hub, prompt, args.max_new_tokens, assistant_model=assistant)
+            systems["assisted"] = partial(assisted, prompt, always)
+        runs = by_turns(systems, args.repeats)
         split = first_difference(runs["hf"].tokens, runs["plain"].tokens)
         records.append(
             {
@@ -259,6 +270,13 @@ def compare(args, hub, checkpoint, tokenizer):
         )
         print(f"{len(records)} {row.category} {len(prompt)}", file=sys.stderr, flush=True)
     return records, floors
+
+
+def by_turns(systems, repeats):
+    """Runs all systems, one after another, so many times; of each system the run of median time."""
+    rounds = [{name: run() for name, run in systems.items()} for _ in range(repeats)]
+    times = {name: sorted((turn[name] for turn in rounds), key=attrgetter("seconds")) for name in systems}
+    return {name: runs[repeats // 2] for name, runs in times.items()}
 
 
 def compare_tokens(args, hub, checkpoint, tokenizer):
@@ -317,30 +335,11 @@ def summarize(records, floors):
     groups["ALL"] = records
     table = {}
     for name, rows in groups.items():
-        table[name] = {
-            "questions": len(rows),
-            "tau_hf_lookup": acceptance_length(rows, "hf_lookup"),
-            "tau_always": acceptance_length(rows, "always"),
-            "tau_paced": acceptance_length(rows, "paced"),
-            "tok_s_hf": speed(rows, "hf"),
-            "tok_s_plain": speed(rows, "plain"),
-            "tok_s_always": speed(rows, "always"),
-            "tok_s_paced": speed(rows, "paced"),
-            "plain_vs_hf": speed(rows, "plain") / speed(rows, "hf"),
-            "always_vs_lookup": speed(rows, "always") / speed(rows, "hf_lookup"),
-            "paced_vs_lookup": speed(rows, "paced") / speed(rows, "hf_lookup"),
-            "always_vs_plain": speed(rows, "always") / speed(rows, "plain"),
-            "paced_vs_plain": speed(rows, "paced") / speed(rows, "plain"),
-        }
-        if "assisted" in rows[0]["runs"]:
-            table[name] |= {
-                "tau_hf_assisted": acceptance_length(rows, "hf_assisted"),
-                "tau_assisted": acceptance_length(rows, "assisted"),
-                "tok_s_hf_assisted": speed(rows, "hf_assisted"),
-                "tok_s_assisted": speed(rows, "assisted"),
-                "assisted_vs_hf_assisted": speed(rows, "assisted") / speed(rows, "hf_assisted"),
-                "assisted_vs_plain": speed(rows, "assisted") / speed(rows, "plain"),
-            }
+        runs = rows[0]["runs"]
+        table[name] = {"questions": len(rows)}
+        table[name] |= {f"tau_{run}": acceptance_length(rows, run) for run in runs if run not in ("hf", "plain")}
+        table[name] |= {f"tok_s_{run}": speed(rows, run) for run in runs}
+        table[name] |= {f"{a}_vs_{b}": speed(rows, a) / speed(rows, b) for a in runs for b in RATIOS.get(a, ())}
     differing = [r for r in records if r["first_difference"] is not None]
     return {
         "categories": table,
@@ -358,9 +357,9 @@ def print_table(summary):
     """Prints a fixed-width table."""
     rows = summary["categories"]
     columns = list(next(iter(rows.values())))
-    print(f"{'':16}" + "".join(f"{column:>18}" for column in columns))
+    print(f"{'':16}" + "".join(f"{column:>20}" for column in columns))
     for name, row in rows.items():
-        print(f"{name:16}" + "".join(f"{row[column]:18.3f}" for column in columns))
+        print(f"{name:16}" + "".join(f"{row[column]:20.3f}" for column in columns))
     print(json.dumps({key: value for key, value in summary.items() if key != "categories"}, indent=1))
 
 
@@ -374,6 +373,7 @@ def main(argv=None):
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=6)
     parser.add_argument("--prompt-lookup-max", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each system on each prompt (default: 3)")
     parser.add_argument(
         "--tokens-only", action="store_true", help="compare greedy tokens and acceptance lengths, and time nothing"
     )

@@ -1,7 +1,18 @@
-"""Lossless speculative decoding in JAX."""
+"""Lossless speculative decoding in JAX. What decodes is jitted here; `specjax.decode` has the same un-jitted."""
 
-from specjax.compiled import autoregressive, bucket, decode_steps, generate, pad_prompts, prefill, stream
-from specjax.decode import DecodeConfig, decode_step
+from specjax.compiled import (
+    autoregressive,
+    bucket,
+    decode_step,
+    decode_steps,
+    draft_step,
+    generate,
+    pad_prompts,
+    prefill,
+    stream,
+    verify_step,
+)
+from specjax.decode import DecodeConfig
 from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NGramDrafter
@@ -64,6 +75,7 @@ __all__ = [
     "bucket",
     "decode_step",
     "decode_steps",
+    "draft_step",
     "generate",
     "init_params",
     "logit_bias",
@@ -73,4 +85,5 @@ __all__ = [
     "prefill",
     "sampling_params",
     "stream",
+    "verify_step",
 ]

@@ -21,6 +21,7 @@ from specjax.verify import Greedy
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
 _decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
+_decode_step = jax.jit(decode.decode_step, static_argnames=("config",), donate_argnames=("state",))
 _insert = jax.jit(insert_rows, static_argnames=("pad_id",), donate_argnames=("slots",))
 _draft_step = jax.jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
 _verify_step = jax.jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
@@ -46,7 +47,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int = 0) -> tuple[j
     """Right-pads token lists to one bucket: `[B, P]` int32 and lengths `[B]` int32.
 
     Raises:
-      ValueError: no prompts, or an empty one.
+      ValueError: no prompts, an empty one, or what is no id.
     """
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) < 1:
@@ -54,7 +55,10 @@ def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int = 0) -> tuple[j
     width = bucket(max(lengths))
     rows = np.full((len(prompts), width), pad_id, np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
-        row[: len(prompt)] = prompt
+        ids = np.asarray(prompt)
+        if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+            raise ValueError(f"expected ids, integers from 0 to 2**31 - 1, got {ids.dtype} {ids.min()}..{ids.max()}")
+        row[: len(prompt)] = ids
     return jnp.asarray(rows), jnp.asarray(np.array(lengths, np.int32))
 
 
@@ -69,7 +73,22 @@ def generate(
     config: DecodeConfig,
     max_new_tokens: int,
 ) -> Output:
-    """`decode.generate`, jitted: one compiled call for the whole of it.
+    """Generates up to `max_new_tokens` tokens a row with the target's exact law: `decode.generate`, jitted.
+
+    A new B, P, `max_new_tokens` or `config` compiles; other lengths, keys and parameters do not.
+
+    Args:
+      params: weights of the target and, where it has any, of the drafter.
+      key: a typed key, from which row r gets `fold_in(key, r)`, or `[B]` typed keys, one per row and no two alike.
+      prompt: `[B, P]` int32, right-padded: `pad_prompts` makes it.
+      prompt_length: `[B]` int32, at least 1 (0 marks a padding row, which yields nothing).
+      sampling: the rows' parameters: `sampling_params` makes them.
+      pace: costs by which rows decide together how many drafted tokens pay: `make_pace`; None always speculates.
+      config: models and rules.
+      max_new_tokens: columns of the output.
+
+    Returns:
+      Tokens, lengths, finish reasons and counters of each row.
 
     Raises:
       ValueError: arguments that could not give a right result.
@@ -89,7 +108,7 @@ def prefill(
     config: DecodeConfig,
     max_new_tokens: int,
 ) -> DecodeState:
-    """`decode.prefill`, jitted.
+    """Reads the prompts, for `decode_steps` to go on from: `decode.prefill`, jitted. Arguments as for `generate`.
 
     Raises:
       ValueError: arguments that could not give a right result.
@@ -108,7 +127,7 @@ def autoregressive(
     config: DecodeConfig,
     max_new_tokens: int,
 ) -> Output:
-    """`decode.autoregressive`, jitted.
+    """Plain decoding, one token a step: `decode.autoregressive`, jitted. Arguments as for `generate`.
 
     Raises:
       ValueError: arguments that could not give a right result.
@@ -126,13 +145,18 @@ def decode_steps(
     *,
     config: DecodeConfig,
 ) -> DecodeState:
-    """`decode.decode_steps`, jitted; one program serves every `num_steps` and `least_running`.
+    """Runs up to `num_steps` steps, while `least_running` rows run: `decode.decode_steps`, jitted.
 
-    The state passed in is donated: its buffers live on in the one returned.
+    One program serves every number of steps. The state passed in is donated: its buffers live on in the one returned.
 
     `sampling` is what `prefill` was given and checked: looking at its values here would wait for the device.
     """
     return _decode_steps(params, state, sampling, jnp.int32(num_steps), jnp.int32(least_running), config=config)
+
+
+def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
+    """Drafts, judges and commits once: `decode.decode_step`, jitted; the state passed in is donated."""
+    return _decode_step(params, state, sampling, config=config)
 
 
 def insert(slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:
@@ -154,14 +178,14 @@ def insert(slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slo
 def draft_step(
     params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig
 ) -> tuple[DecodeState, Draft]:
-    """`decode.draft_step`, jitted, to be timed by itself; the state passed in is donated."""
+    """The first half of a step, which drafts: `decode.draft_step`, jitted; the state passed in is donated."""
     return _draft_step(params, state, sampling, config=config)
 
 
 def verify_step(
     params: Params, state: DecodeState, draft: Draft, sampling: SamplingParams, *, config: DecodeConfig
 ) -> DecodeState:
-    """`decode.verify_step`, jitted, to be timed by itself; the state passed in is donated."""
+    """The second half, which judges and commits: `decode.verify_step`, jitted; the state passed in is donated."""
     return _verify_step(params, state, draft, sampling, config=config)
 
 
@@ -176,9 +200,9 @@ def stream(
     config: DecodeConfig,
     max_new_tokens: int,
 ) -> Iterator[Output]:
-    """Yields the rows so far after each step: the same steps as `generate`, and the same tokens.
+    """Yields the rows so far after each step: the same steps as `generate`, its arguments, and its tokens.
 
-    The arguments are those of `decode.generate`. Closing the iterator stops decoding.
+    Closing the iterator stops decoding.
     """
     state = prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
     return _steps(params, state, sampling, config=config, max_new_tokens=max_new_tokens)
@@ -227,8 +251,10 @@ def check_arguments(
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
     _check_widths(batch, sampling, pace, config)
     _check_drafter(config)
-    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prompt, prompt_length, sampling, pace))):
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, prompt, prompt_length, sampling, pace))):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
+        if key.ndim and pace is not None:
+            _check_keys(key, prompt_length)
 
 
 def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, config: DecodeConfig) -> None:
@@ -258,6 +284,13 @@ def _check_drafter(config: DecodeConfig) -> None:
             "expected an early exit from the decoder's own target, got one from another: give DecodeConfig and "
             "EarlyExitDrafter the same Transformer"
         )
+
+
+def _check_keys(key: jax.Array, prompt_length: jax.Array) -> None:
+    """Rows that share draws and decide together when to speculate would decide by their own next coins."""
+    data = np.asarray(jax.random.key_data(key))[np.asarray(prompt_length) > 0]
+    if len(np.unique(data, axis=0)) < len(data):
+        raise ValueError("expected keys of which no two are alike, with a pace, got some twice: split or fold them")
 
 
 def _check_values(

@@ -63,7 +63,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         windows, most = self.window_sizes, self.drafter.num_tokens
-        if list(windows) != sorted({0, *windows}) or windows[-1] != most:
+        if list(windows) != sorted({*windows}) or (windows[:1], windows[-1:]) != ((0,), (most,)):
             raise ValueError(f"expected windows ascending from 0 to num_speculative_tokens = {most}, got {windows}")
         if self.prefill_chunk < 1:
             raise ValueError(f"expected prefill_chunk >= 1, got {self.prefill_chunk}")
@@ -114,8 +114,8 @@ def generate(
       prompt_length: `[B]` int32, at least 1 (0 marks a padding row, which yields nothing).
       sampling: the rows' parameters; `sampling.max_tokens` may stop a row earlier than `max_new_tokens`.
       pace: costs by which rows decide together, at each step, how many drafted tokens pay; None always speculates.
-        On a mesh those of a device group do. Tokens of `Greedy` and `ExactMatch` do not hang on it; those that
-        `Rejection` and `Block` sample do, though their law does not.
+        Under `shard_map` and `pmap` those of a device group do. Tokens of `Greedy` and `ExactMatch` do not hang on it;
+        those that `Rejection` and `Block` sample do, though their law does not.
       config: models and rules.
       max_new_tokens: columns of the output.
 
@@ -274,11 +274,11 @@ def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
-    """Asks for drafts, if rows can gain from them, and cuts each to what its row and the best window can use."""
+    """Asks for drafts, if any could pay, and cuts each to what its row and the best window can use."""
     context, drafter, sizes = state.context, config.drafter, config.window_sizes
     text_length = jnp.where(state.finish_reason == FinishReason.RUNNING, context.length, 0)
     room = jnp.where(text_length > 0, jnp.clip(state.limit - text_length - 1, 0, drafter.num_tokens), 0)
-    wanted = jnp.minimum(room, best_window(state.pace, text_length, room, None, sizes))
+    wanted = jnp.where(best_window(state.pace, text_length, room, None, sizes) > 0, room, 0)
 
     def propose(carry: tuple[Any, Any]) -> tuple[Draft, Any]:
         keys = config.verifier.draft_keys(state.keys, context.length, drafter.num_tokens)

@@ -255,6 +255,9 @@ class Drafter(Protocol):
     ) -> tuple[Draft, Any]:
         """Proposes tokens to follow `context`, and returns its state with what it had to write to do so.
 
+        Steps in which no row has room for a draft, or none could pay, do without this call: what the drafter has to
+        learn of the text comes through `update`.
+
         Args:
           params: all weights.
           keys: `[B, M]` typed keys, one per drafted token, for drafters that sample.

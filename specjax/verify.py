@@ -153,7 +153,7 @@ def _excess(draft: Draft, log_probs: jax.Array, joint: jax.Array) -> jax.Array:
 
 def _toss(rule: Rejection | Block, keys: jax.Array, start: jax.Array, draft: Draft, log_probs: jax.Array) -> Verdict:
     """Tosses a coin for each drafted token, and draws the recovered or the bonus token behind the accepted ones."""
-    coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT), log_probs.dtype)
+    coins = _uniform(window_keys(keys, start, draft.tokens.shape[1], Role.ACCEPT))
     passed = (coins < rule.chances(draft, log_probs)) & _proposed(draft, log_probs.shape[-1])
     num_accepted = rule.count(passed)
     rejected = num_accepted < draft.length
@@ -171,8 +171,16 @@ def _match(draft: Draft, tokens: jax.Array, vocab_size: int) -> Verdict:
     return Verdict(tokens=tokens, num_accepted=_leading(agreed))
 
 
-def _uniform(keys: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, dtype=dtype)))(keys)
+def _uniform(keys: jax.Array) -> jax.Array:
+    return between(jax.vmap(jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32)))(keys))
+
+
+def between(bits: jax.Array) -> jax.Array:
+    """Random uint32 -> uniform float32 between 0 and 1, both excluded.
+
+    `jax.random.uniform` has 23 bits: once in 2^23 it is 0, which would accept a token however unlikely it is.
+    """
+    return jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
 
 
 def _leading(accepted: jax.Array) -> jax.Array:

@@ -21,13 +21,14 @@ def check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
       ValueError: arrays of other shapes or kinds.
     """
     laws = None if draft.log_probs is None or isinstance(draft.log_probs, Share) else draft.log_probs.shape
-    integers = all(jnp.issubdtype(ids.dtype, jnp.integer) for ids in (draft.tokens, draft.length))
-    shapes = draft.tokens.shape == shape and draft.length.shape == shape[:1] and laws in (None, (*shape, vocab_size))
-    if not (integers and shapes):
+    grades = draft.length if draft.evidence is None else draft.evidence
+    columns = {"tokens": (draft.tokens, shape), "length": (draft.length, shape[:1]), "evidence": (grades, shape[:1])}
+    right = all(ids.shape == size and jnp.issubdtype(ids.dtype, jnp.integer) for ids, size in columns.values())
+    if not right or laws not in (None, (*shape, vocab_size)):
+        got = ", ".join(f"{name} {ids.dtype}{ids.shape}" for name, (ids, _) in columns.items())
         raise ValueError(
-            f"expected a draft with integer tokens {shape} and length {shape[:1]}, and log_probs "
-            f"{(*shape, vocab_size)} or None, got {draft.tokens.dtype}{draft.tokens.shape}, "
-            f"{draft.length.dtype}{draft.length.shape} and {laws}"
+            f"expected a draft with integer tokens {shape}, length {shape[:1]} and evidence {shape[:1]} or None, and "
+            f"log_probs {(*shape, vocab_size)} or None, got {got} and {laws}"
         )
 
 

@@ -41,6 +41,7 @@ from specjax import (
     Block,
     DecodeConfig,
     EarlyExitDrafter,
+    ExactMatch,
     ModelDrafter,
     NGramDrafter,
     Params,
@@ -132,7 +133,7 @@ def test_case_03_equal_laws_are_accepted():
 
 def test_case_03_an_empty_residual_is_the_target(monkeypatch):
     """Every coin rejects all the same; nothing is divided by zero: the token is the target's own draw."""
-    monkeypatch.setattr(verify, "_uniform", lambda keys, dtype: jnp.ones(keys.shape, dtype))
+    monkeypatch.setattr(verify, "_uniform", lambda keys: jnp.ones(keys.shape))
     verdict, _, own_draw = one_step(WIDE, WIDE, rows=16)
     assert (verdict.num_accepted == 0).all()
     np.testing.assert_array_equal(verdict.tokens[:, 0], own_draw)
@@ -406,3 +407,32 @@ def test_a_length_rule_does_not_peek_at_the_sampled_token():
     tokens = fast_jit(alone)(jax.random.split(KEY, 4_000))
     for place in range(NEW):
         assert g_test(np.bincount(tokens[:, place], minlength=2), [0.7, 0.3]) > 1e-4, place
+
+
+def test_rows_that_decide_together_keep_the_law():
+    """What one row's coins teach decides whether the others draft: three rules side by side, in batches of three."""
+    drafter, rules = ModelDrafter(model=TABLE, num_tokens=K, vocab_size=V), (Rejection(), Block(), ExactMatch())
+    config = DecodeConfig(target=TABLE, drafter=drafter, verifier=EachRow(rules))
+    params = Params(target=table(STATES), draft=table(DRAFT_STATES))
+    rest = *repeated((0, 1), 3), alike(3), make_pace(3, [1.0, 1.9])
+
+    @jax.vmap
+    def together(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output = decode.generate(params, key, *rest, config=config, max_new_tokens=NEW)
+        return output.tokens, output.stats.drafted
+
+    tokens, drafted = fast_jit(together)(jax.random.split(KEY, 6_000))
+    assert len(np.unique(drafted[:, 0])) > 1
+    assert_law(
+        np.asarray(tokens).reshape(-1, NEW),
+        joint(STATES),
+        groups={f"rule {i}": np.arange(18_000) % 3 == i for i in range(3)},
+    )
+
+
+def test_a_coin_is_never_zero_or_one():
+    """Over all 32 bits, and so on a key whose 23 bits are zeros, a token of chance 1e-30 is not accepted."""
+    edges = jnp.array([0, 1, 2**8, 2**31, 2**32 - 1], jnp.uint32)
+    coins = verify.between(edges)
+    np.testing.assert_allclose(coins, [2.0**-33, 1.5 * 2.0**-32, 2.0**-24, 0.5, 1 - 2.0**-24], rtol=1e-2)
+    assert ((coins > 1e-30) & (coins < 1)).all()

@@ -10,6 +10,7 @@ from programs import NEW, VOCAB, WINDOW, compilations, inputs, rows, sampling_ro
 
 from specjax import compiled
 from specjax.drafters.ngram import NGramDrafter
+from specjax.pace import make_pace
 from specjax.types import FinishReason, Params
 from specjax.verify import Greedy
 
@@ -70,6 +71,18 @@ def test_pad_prompts_refuses_empty_ones(prompts):
         compiled.pad_prompts(prompts)
 
 
+@pytest.mark.parametrize("prompt", [[1.9, 2.2], [2**32 + 5], [3, -1], [True], np.array([2**31], np.uint64)])
+def test_pad_prompts_refuses_what_is_no_id(prompt):
+    """NumPy would make 1 and 2 of the first, and 5 of the second: another prompt."""
+    with pytest.raises(ValueError, match=r"expected ids, integers from 0 to 2\*\*31 - 1, got"):
+        compiled.pad_prompts([[1], prompt])
+
+
+def test_pad_prompts_takes_arrays():
+    tokens, _ = compiled.pad_prompts([np.array([5, 6], np.uint64), jnp.array([7])])
+    assert tokens[:, :2].tolist() == [[5, 6], [7, 0]]
+
+
 # ---- Entries ----
 
 
@@ -104,6 +117,21 @@ def test_steps_add_up_and_share_a_program():
     jax.tree.map(np.testing.assert_array_equal, whole, state)
 
 
+def test_halves_and_whole_steps_are_the_same():
+    """`draft_step` then `verify_step`, `decode_step`, and one of `decode_steps`: equal states, the old one donated."""
+    given = arguments()
+    first, second, third = (compiled.prefill(PARAMS, *given, config=CONFIG, max_new_tokens=NEW) for _ in range(3))
+    one = compiled.decode_steps(PARAMS, first, given[-1], 1, config=CONFIG)
+    whole = compiled.decode_step(PARAMS, second, given[-1], config=CONFIG)
+    drafted, draft = compiled.draft_step(PARAMS, third, given[-1], config=CONFIG)
+    halves = compiled.verify_step(PARAMS, drafted, draft, given[-1], config=CONFIG)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((second, third, drafted)))
+    assert one.stats.steps[:3].tolist() == [1] * 3
+    one, whole, halves = (each.replace(keys=jax.random.key_data(each.keys)) for each in (one, whole, halves))
+    jax.tree.map(np.testing.assert_array_equal, whole, one)
+    jax.tree.map(np.testing.assert_array_equal, halves, one)
+
+
 def test_stream_is_generate_step_by_step():
     """Each output goes on from the one before; the last one is that of `generate`, counters included."""
     given = arguments(max_tokens=[NEW, 5, 0])
@@ -127,6 +155,17 @@ def test_closing_a_stream_stops_decoding(monkeypatch):
     assert len(steps) == 2
     assert first.stats.steps[:3].tolist() == [1, 1, 1]
     assert list(iterator) == []
+
+
+def test_rows_with_one_key_do_not_decide_together():
+    """What a row will draw, its neighbour has drawn already and learnt from: without a pace that does not matter."""
+    key, prompt, length, sampling = arguments()
+    alike = key[jnp.zeros(len(key), jnp.int32)]
+    pace = make_pace(len(key), [1.0, 2.0])
+    with pytest.raises(ValueError, match="no two are alike, with a pace"):
+        compiled.prefill(PARAMS, alike, prompt, length, sampling, pace, config=CONFIG, max_new_tokens=NEW)
+    for given in ((alike, None), (key, pace), (key.at[3:].set(key[0]), pace)):  # rows from 3 on are empty
+        compiled.check_arguments(given[0], prompt, length, sampling, given[1], config=CONFIG, max_new_tokens=NEW)
 
 
 def test_entries_can_be_traced_by_the_user():

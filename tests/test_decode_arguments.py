@@ -14,7 +14,7 @@ from specjax.models.config import RopeConfig
 HISTORY, TARGET, V = HistoryModel(vocab_size=11), history_params(7), 11
 
 
-@pytest.mark.parametrize("windows", [(), (0,), (3,), (0, 2), (0, 2, 1, 3), (0, 0, 3), (1, 3), (0, 3, 4)])
+@pytest.mark.parametrize("windows", [(), (0,), (3,), (0, 2), (0, 2, 1, 3), (0, 0, 3), (1, 3), (0, 3, 4), (-1, 0, 3)])
 def test_windows_must_ascend_from_zero_to_k(windows):
     with pytest.raises(ValueError, match="windows ascending from 0 to num_speculative_tokens = 3"):
         DecodeConfig(target=HISTORY, drafter=ScriptedDrafter(num_tokens=3), windows=windows)
@@ -87,6 +87,15 @@ class Careless(specjax.NGramDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
+class Graded(specjax.NGramDrafter):
+    """Its grades are no integers, which no grade would be equal to."""
+
+    def draft(self, *arguments):
+        draft, state = super().draft(*arguments)
+        return draft.replace(evidence=draft.length + 0.5), state
+
+
+@dataclasses.dataclass(frozen=True)
 class Narrow(HistoryModel):
     """Leaves the last id out of its logits."""
 
@@ -98,7 +107,8 @@ class Narrow(HistoryModel):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"drafter": Careless(num_tokens=2)}, ValueError, "integer tokens .* got int32.* float32"),
+        ({"drafter": Careless(num_tokens=2)}, ValueError, "integer tokens .* got tokens int32.* length float32"),
+        ({"drafter": Graded(num_tokens=2)}, ValueError, r"evidence \(1,\) or None, .* evidence float32\(1,\)"),
         ({"target": Narrow(vocab_size=V)}, AssertionError, r"shape \(1, 1, 10\).* expected"),
     ],
 )

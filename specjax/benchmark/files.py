@@ -15,7 +15,7 @@ def check_pictures() -> None:
       ValueError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("expected matplotlib for the report, got none: pip install 'specjax[report]'")
+        raise ValueError("expected matplotlib for the report, got none: pip install -e '.[report]'")
 
 
 def make_directory(directory: str | Path) -> Path:

@@ -41,7 +41,7 @@ def draft_chain(
       last state.
     """
     batch, window = keys.shape
-    pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
+    pending = jnp.take_along_axis(context.tokens, jnp.maximum(context.length - 1, 0)[:, None], axis=1)[:, 0]
     rows = jnp.arange(batch)
 
     def draw(logits: jax.Array, keys: jax.Array, text: Context, sampling: SamplingParams) -> tuple:

@@ -48,11 +48,12 @@ class EarlyExitDrafter:
                 "same target"
             )
         offsets = jnp.arange(self.num_tokens)
-        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        first = context.length[:, None] - 1  # -1 in an empty row, which has no use for a draft
+        pending = jnp.take_along_axis(context.tokens, jnp.maximum(first, 0), axis=1)
 
         def forward(state: None, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[ModelOutput, None]:
             tokens = jnp.concatenate([pending, window[:, :-1]], axis=1)
-            positions = jnp.where(offsets <= offset, context.length[:, None] - 1 + offsets, -1)
+            positions = jnp.where((offsets <= offset) & (first >= 0), first + offsets, -1)
             hidden, _ = self.target.hidden_states(params.target, tokens, positions, cache, num_layers=self.exit_layer)
             return self.target.unembed(params.target, hidden[-1][:, offset, None]), None
 

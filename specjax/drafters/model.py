@@ -39,8 +39,8 @@ class ModelDrafter:
         """Samples the window token by token from the model's law, processed like the target's."""
 
         def forward(state: Any, window: jax.Array, offset: jax.Array, last: jax.Array) -> tuple[ModelOutput, Any]:
-            positions = (context.length - 1 + offset)[:, None]
-            return self.model.apply(params.draft, last[:, None], positions, state)
+            positions = jnp.where(context.length > 0, context.length - 1 + offset, -1)
+            return self.model.apply(params.draft, last[:, None], positions[:, None], state)
 
         return draft_chain(forward, keys, state, context, sampling, vocab_size=self.vocab_size, axis=self.axis)
 

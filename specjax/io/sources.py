@@ -158,7 +158,7 @@ def _from_hub(name: str) -> Path:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
         raise ValueError(
-            f"expected the package huggingface_hub to fetch {name!r}, got none: pip install 'specjax[hub]', or pass "
+            f"expected the package huggingface_hub to fetch {name!r}, got none: pip install -e '.[hub]', or pass "
             f"the path of a local copy (there is no file {name!r})"
         ) from error
     try:

@@ -22,15 +22,15 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--raw-prompt": ("raw_prompt", "encode prompts as they are, without the chat template"),
     "--model": ("model", "target: a path, an alias or owner/name of a hub repository"),
     "--dtype": ("dtype", "of the weights: float32 or bfloat16"),
-    "--drafter": ("drafter", " | ".join(DRAFTERS)),
+    "--drafter": ("drafter", f"{' | '.join(DRAFTERS)} (default: ngram)"),
     "--num-speculative-tokens": ("drafter.num_speculative_tokens", "tokens drafted per step (K)"),
     "--prompt-lookup-max": ("drafter.prompt_lookup_max", "longest n-gram to look up (--drafter ngram)"),
     "--prompt-lookup-min": ("drafter.prompt_lookup_min", "shortest n-gram to look up (--drafter ngram)"),
     "--draft-model": ("drafter.model", "like --model (--drafter model)"),
     "--allow-vocabulary-mismatch": ("drafter.allow_vocabulary_mismatch", "draft even if ids differ (--drafter model)"),
     "--exit-layer": ("drafter.exit_layer", "layers of the target that draft (--drafter early_exit)"),
-    "--verifier": ("verifier", " | ".join(VERIFIERS)),
-    "--pace": ("pace", "always speculate, or only where measured step times say it pays (default: see Settings)"),
+    "--verifier": ("verifier", f"{' | '.join(VERIFIERS)} (default: rejection)"),
+    "--pace": ("pace", "always speculate, or where measured step times say it pays (default: where tokens stay equal)"),
     "--temperature": ("sampling.temperature", "0 takes the most likely token"),
     "--top-k": ("sampling.top_k", "sample among so many tokens; 0: all"),
     "--top-p": ("sampling.top_p", "sample among the likeliest tokens of this mass"),
@@ -134,7 +134,7 @@ def _parser(description: str | None) -> _Parser:
     parser.add_argument("--config", metavar="FILE", help="Python file whose config() returns Settings")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="override any field")
     for flag, (path, text) in OPTIONS.items():
-        hint = _hint(path)
+        hint, text = _hint(path), text + _default(path)
         if bool in (hint, *typing.get_args(hint)):
             parser.add_argument(flag, dest=path, action=argparse.BooleanOptionalAction, help=text)
         else:
@@ -145,12 +145,29 @@ def _parser(description: str | None) -> _Parser:
 
 def _hint(path: str) -> Any:
     """The type of the field that a flag sets, whichever strategy has it."""
+    kinds, name = _owners(path)
+    return next(hints[name] for hints in map(typing.get_type_hints, kinds.values()) if name in hints)
+
+
+def _default(path: str) -> str:
+    """What `--help` says of a default: one value, or each strategy's own; nothing of what is off or unset."""
+    kinds, name = _owners(path)
+    fields = [(key, field) for key, kind in kinds.items() for field in dataclasses.fields(kind) if field.name == name]
+    values = {key: field.default for key, field in fields if not isinstance(field.default, bool)}
+    same = len({*values.values()}) == 1
+    texts = [str(value) if same else f"{key} {value}" for key, value in values.items()]
+    unset = {None, (), dataclasses.MISSING} & {*values.values()}
+    return f" (default: {', '.join(dict.fromkeys(texts))})" if texts and not unset else ""
+
+
+def _owners(path: str) -> tuple[dict[str, type], str]:
+    """The class that has the field of a path, or each strategy that may, by its name; and the field's own name."""
     *owners, name = path.split(".")
-    kinds = [Settings]
+    kinds: dict[str, type] = {"": Settings}
     for owner in owners:
-        hint = typing.get_type_hints(kinds[0])[owner]
-        kinds = list(STRATEGIES[hint].values()) if hint in STRATEGIES else [hint]
-    return next(hints[name] for hints in map(typing.get_type_hints, kinds) if name in hints)
+        hint = typing.get_type_hints(kinds[""])[owner]
+        kinds = STRATEGIES.get(hint, {"": hint})
+    return kinds, name
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -251,8 +251,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_decoding()
-        self._check_files()
         self._check_job()
+        self._check_files()
 
     @property
     def streams(self) -> bool:
@@ -288,7 +288,8 @@ class Settings:
             raise ValueError(f"expected --batch-size of at least 1, got {self.batch_size}")
         if self.batch_size % self.parallel.num_groups:
             raise ValueError(
-                f"expected --batch-size to divide by the mesh's data={self.parallel.num_groups}, got {self.batch_size}"
+                f"expected --batch-size to be a multiple of the mesh's data={self.parallel.num_groups}, "
+                f"got {self.batch_size}"
             )
         if self.stream and self.batch_size > 1:
             raise ValueError(f"expected --stream with --batch-size 1, got {self.batch_size}: texts would mix")
@@ -306,6 +307,7 @@ class Settings:
             "--prompt": self.prompt,
             "--prompts": self.prompts,
             "--output": self.output,
+            "--logprobs": self.logprobs,
             "--compare": self.compare,
             "--stream": self.stream,
         }

@@ -14,7 +14,7 @@ from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
 
 _REPEATS = 3
-_SHORT = 16
+_SHORT = 64
 """Tokens: enough for a lookup to find something."""
 _LONG = 512
 """Tokens of text from which on their number counts."""
@@ -27,7 +27,7 @@ class WarmUp:
     compile_time_s: float
     """Seconds of tracing, compiling (or reading from the cache) and a first run."""
     step_times_s: tuple[float, float] | None
-    """Seconds of a plain step and of a speculative one over half of the buffers; None: not measured."""
+    """Seconds of a plain step and of the widest one over half of the buffers; None: not measured."""
     pace: Pace | None
     """What the shape's batches begin with."""
 
@@ -56,17 +56,17 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     if pace is None:
         return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
     costs = agreed(measure_costs(decoder, state, sampling, clock))
-    times = costs @ np.array([1, _middle(state)])
-    return WarmUp(compile_time_s=compile_time, step_times_s=tuple(times.tolist()), pace=make_pace(len(length), costs))
+    plain, *_, widest = (costs @ np.array([1, _middle(state)])).tolist()
+    return WarmUp(compile_time_s=compile_time, step_times_s=(plain, widest), pace=make_pace(len(length), costs))
 
 
 def measure_costs(
     decoder: Decoder, state: DecodeState, sampling: SamplingParams, clock: Callable[[], float]
 ) -> np.ndarray:
-    """`Pace.costs` `[2, 2]` in seconds, plain and speculative: of the fastest of a few steps each.
+    """`Pace.costs` `[W, 2]` in seconds, for each window: of the fastest of a few steps each.
 
-    A step with room for one token leaves none to draft. In long buffers the rows are measured once with next to no text
-    and once with texts that fill half of them.
+    Room for w + 1 tokens leaves w to draft. In long buffers the rows are measured once with next to no text and once
+    with texts that fill half of them.
 
     Args:
       decoder: what runs.
@@ -76,7 +76,7 @@ def measure_costs(
     """
     middle = _middle(state)
     lengths = [_SHORT, middle] if middle >= _LONG else [middle]
-    rooms = 1, decoder.config.drafter.num_tokens + 1
+    rooms = [window + 1 for window in decoder.config.window_sizes]
     times = np.full((len(lengths), len(rooms)), np.inf)
     for _ in range(_REPEATS):
         for place, (length, room) in zip(np.ndindex(times.shape), itertools.product(lengths, rooms), strict=True):

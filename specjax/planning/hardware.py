@@ -60,7 +60,7 @@ def describe(name: str) -> list[Any]:
     """
     check_topology(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError("expected libtpu, the compiler for TPUs, got none: pip install 'specjax[tpu-plan]'")
+        raise ValueError("expected libtpu, the compiler for TPUs, got none: pip install -e '.[tpu-plan]'")
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:

@@ -68,7 +68,9 @@ class Request:
             )
         wrong = [size for size in self.batch_sizes if size < 1 or size % self.data]
         if wrong or not self.batch_sizes:
-            raise ValueError(f"expected batch sizes that divide by data={self.data}, got {list(self.batch_sizes)}")
+            raise ValueError(
+                f"expected batch sizes that are multiples of data={self.data}, got {list(self.batch_sizes)}"
+            )
         if not self.programs or not {*self.programs} <= {*PROGRAMS}:
             raise ValueError(f"expected programs among {', '.join(PROGRAMS)}, got {', '.join(self.programs) or 'none'}")
         if not 1 <= self.num_speculative_tokens <= WINDOWS[-1]:

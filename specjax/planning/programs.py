@@ -62,10 +62,10 @@ def lower(workload: Workload, mesh: Mesh, parallel: str) -> Lowered:
     """The programs of a driver, one of `MAPS`.
 
     Raises:
-      ValueError: a batch that does not divide by the data axis, or more than one transformer as drafter.
+      ValueError: a batch that is no multiple of the data axis, or more than one transformer as drafter.
     """
     if workload.batch_size % mesh.shape[DATA]:
-        raise ValueError(f"expected batches that divide by data={mesh.shape[DATA]}, got {workload.batch_size}")
+        raise ValueError(f"expected batches that are multiples of data={mesh.shape[DATA]}, got {workload.batch_size}")
     return {"shard_map": _shard_map, "pmap": _pmap}[parallel](workload, mesh)
 
 

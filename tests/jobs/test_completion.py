@@ -293,6 +293,7 @@ def test_measured_step_times_decide_whether_it_pays_to_draft(speculative, drafts
     clock = readings(1.0, speculative).__next__
     batch = next(complete(decoder_of(measured_pace=True), prompts_of(KNOWN), clock=clock))
     assert batch.step_times_s == (1.0, speculative)
+    np.testing.assert_allclose(batch.pace.costs, [[1, 0], [speculative, 0]], rtol=1e-6)
     assert batch.completions[0].text == "123abcdefghi"
     assert (batch.completions[0].stats.drafted > 0) == drafts
     assert summarize([batch])["plain_step_s"] == 1.0

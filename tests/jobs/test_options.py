@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,9 @@ def test_help_shows_every_option(capsys):
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     assert all(flag in shown for flag in (*OPTIONS, "--config", "--set", "Says so."))
+    said = re.findall(r"\(default: ([^)]*)\)", " ".join(shown.split()))
+    assert {"ngram", "rejection", "float32", "128", "0.0", "ngram 6, model 4, early_exit 4"} <= {*said}
+    assert not {"None", "False", "()"} & {*said}
 
 
 def test_record_of_a_command_line_is_json():

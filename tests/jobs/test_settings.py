@@ -45,6 +45,7 @@ JOB = Job(input="x", output_dir="y")
         (lambda: Settings(job=JOB, prompt=("a",)), "--input without --prompt, got both"),
         (lambda: Settings(job=JOB, prompts="a"), "--input without --prompts, got both"),
         (lambda: Settings(job=JOB, output="a"), "--input without --output, got both"),
+        (lambda: Settings(job=JOB, logprobs=True), "--input without --logprobs, got both"),
         (lambda: Settings(job=JOB, compare=True), "--input without --compare, got both"),
         (lambda: Settings(job=JOB, stream=True), "--input without --stream, got both"),
         (
@@ -65,7 +66,10 @@ JOB = Job(input="x", output_dir="y")
         (lambda: NGram(prompt_lookup_min=3, prompt_lookup_max=2), "prompt_lookup_min <= prompt_lookup_max"),
         (lambda: EarlyExit(num_speculative_tokens=0), "num_speculative_tokens >= 1"),
         (lambda: DraftModel(model="x", num_speculative_tokens=0), "num_speculative_tokens >= 1"),
-        (lambda: Settings(parallel=Placement(mesh="data=2")), "--batch-size to divide by the mesh's data=2, got 1"),
+        (
+            lambda: Settings(parallel=Placement(mesh="data=2")),
+            "--batch-size to be a multiple of the mesh's data=2, got 1",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(build, says):

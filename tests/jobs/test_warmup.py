@@ -12,7 +12,7 @@ from specjax.jobs.completion import batch_rows
 from specjax.jobs.decoder import begin
 from specjax.jobs.warmup import measure_costs
 
-PLACES = [(16, 1), (16, 5), (1024, 1), (1024, 5)]
+PLACES = [(64, 1), (64, 5), (1024, 1), (1024, 5)]
 
 
 class Steps:
@@ -27,13 +27,14 @@ class Steps:
         return state
 
 
-def measured(columns, times):
+def measured(columns, times, windows=None):
     """Costs, and the steps that were taken; each step takes the next of `times`."""
     decoder, driver = decoder_of(measured_pace=True), Steps()
     state = begin(decoder, batch_rows(decoder, prompts_of(KNOWN), 1), decoder.sampling.rows(1, ()), None)
     context = dataclasses.replace(state.context, tokens=jnp.zeros((1, columns), jnp.int32))
     ticks = itertools.accumulate(itertools.chain.from_iterable((10.0, time) for time in times))
-    decoder = dataclasses.replace(decoder, driver=driver)
+    config = dataclasses.replace(decoder.config, windows=windows)
+    decoder = dataclasses.replace(decoder, driver=driver, config=config)
     costs = measure_costs(decoder, dataclasses.replace(state, context=context), None, lambda: next(ticks))
     return costs, driver.seen
 
@@ -56,3 +57,9 @@ def test_short_buffers_are_measured_in_the_middle():
     costs, seen = measured(64, [1, 9, 4, 3, 2, 9])
     assert seen == [(32, 1), (32, 5)] * 3
     np.testing.assert_allclose(costs, [[1, 0], [3, 0]])
+
+
+def test_every_window_is_measured():
+    costs, seen = measured(64, [1, 2, 3] * 3, windows=(0, 2, 4))
+    assert seen == [(32, 1), (32, 3), (32, 5)] * 3
+    np.testing.assert_allclose(costs, [[1, 0], [2, 0], [3, 0]])

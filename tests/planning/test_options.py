@@ -50,7 +50,7 @@ def test_the_decoder(shard):
     ("arguments", "message"),
     [
         (["--batch", "1,"], "expected --batch like 1,8,64, got '1,'"),
-        (["--batch", "3", "--mesh", "data=2"], "expected batch sizes that divide by data=2"),
+        (["--batch", "3", "--mesh", "data=2"], "expected batch sizes that are multiples of data=2"),
         (["--mesh", "data=3,model=4"], "expected a mesh of at most 8 devices, got 3 x 4"),
         (["--mesh", "rows=2"], "expected --mesh like data=2,model=4"),
         (["--context", "256"], "expected new tokens in 1..255, got 256"),

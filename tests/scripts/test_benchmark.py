@@ -100,7 +100,7 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_anything_is_measured(st
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
     status, shown, summary, written = start("run")
     assert (status, summary, written) == (1, {}, {})
-    assert shown.err == "error: expected matplotlib for the report, got none: pip install 'specjax[report]'\n"
+    assert shown.err == "error: expected matplotlib for the report, got none: pip install -e '.[report]'\n"
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_anything_is_measured(script, capsys, tmp_path):

@@ -22,7 +22,7 @@ def test_without_the_compiler_it_says_what_to_install(main, capsys, monkeypatch)
     monkeypatch.setitem(sys.modules, "libtpu", None)
     assert main(GIVEN) == 1
     assert capsys.readouterr().err == (
-        "error: expected libtpu, the compiler for TPUs, got none: pip install 'specjax[tpu-plan]'\n"
+        "error: expected libtpu, the compiler for TPUs, got none: pip install -e '.[tpu-plan]'\n"
     )
 
 
