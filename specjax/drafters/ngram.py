@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the last occurrence of the text's own ending. No model, all on device."""
+"""Prompt lookup: propose what most often followed the text's own ending. No model, all on device."""
 
 import dataclasses
 
