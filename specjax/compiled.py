@@ -16,7 +16,7 @@ from specjax.pace import GRADES
 from specjax.slots import Slots
 from specjax.slots import insert as insert_rows
 from specjax.types import DecodeState, Draft, FinishReason, Output, Pace, Params, SamplingParams
-from specjax.verify import Greedy
+from specjax.verify import ExactMatch, Greedy
 
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
@@ -57,7 +57,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int = 0) -> tuple[j
     for row, prompt in zip(rows, prompts, strict=True):
         ids = np.asarray(prompt)
         if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-            raise ValueError(f"expected ids, integers from 0 to 2**31 - 1, got {ids.dtype} {ids.min()}..{ids.max()}")
+            raise ValueError(f"expected token ids, integers from 0 to 2**31 - 1, got {prompt!r:.80}")
         row[: len(prompt)] = ids
     return jnp.asarray(rows), jnp.asarray(np.array(lengths, np.int32))
 
@@ -251,10 +251,11 @@ def check_arguments(
         raise ValueError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
     _check_widths(batch, sampling, pace, config)
     _check_drafter(config)
-    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, prompt, prompt_length, sampling, pace))):
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((prompt, prompt_length, sampling, pace))):
         _check_values(prompt, prompt_length, sampling, config, max_new_tokens, width)
-        if key.ndim and pace is not None:
-            _check_keys(key, prompt_length)
+        paced = pace is not None and not isinstance(config.verifier, Greedy | ExactMatch)
+        if paced and key.ndim and batch > 1 and not isinstance(key, Tracer):
+            _check_keys(key, (np.asarray(prompt_length) > 0) & (np.asarray(sampling.temperature) > 0))
 
 
 def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, config: DecodeConfig) -> None:
@@ -286,11 +287,15 @@ def _check_drafter(config: DecodeConfig) -> None:
         )
 
 
-def _check_keys(key: jax.Array, prompt_length: jax.Array) -> None:
-    """Rows that share draws and decide together when to speculate would decide by their own next coins."""
-    data = np.asarray(jax.random.key_data(key))[np.asarray(prompt_length) > 0]
+def _check_keys(key: jax.Array, sampled: np.ndarray) -> None:
+    """Rows that share coins, and decide together when to speculate, would decide by what they are yet to draw."""
+    with jax.ensure_compile_time_eval():
+        data = np.asarray(jax.random.key_data(key))[sampled]
     if len(np.unique(data, axis=0)) < len(data):
-        raise ValueError("expected keys of which no two are alike, with a pace, got some twice: split or fold them")
+        raise ValueError(
+            "expected keys of which no two are alike, for rows that are sampled with a pace, got some twice: split or "
+            "fold them"
+        )
 
 
 def _check_values(

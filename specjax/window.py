@@ -21,8 +21,8 @@ def check_draft(draft: Draft, shape: tuple[int, ...], vocab_size: int) -> None:
       ValueError: arrays of other shapes or kinds.
     """
     laws = None if draft.log_probs is None or isinstance(draft.log_probs, Share) else draft.log_probs.shape
-    grades = draft.length if draft.evidence is None else draft.evidence
-    columns = {"tokens": (draft.tokens, shape), "length": (draft.length, shape[:1]), "evidence": (grades, shape[:1])}
+    columns = {"tokens": (draft.tokens, shape), "length": (draft.length, shape[:1])}
+    columns |= {} if draft.evidence is None else {"evidence": (draft.evidence, shape[:1])}
     right = all(ids.shape == size and jnp.issubdtype(ids.dtype, jnp.integer) for ids, size in columns.values())
     if not right or laws not in (None, (*shape, vocab_size)):
         got = ", ".join(f"{name} {ids.dtype}{ids.shape}" for name, (ids, _) in columns.items())

@@ -1,5 +1,7 @@
 """The jitted entries: padding to buckets, donation, streaming. What they refuse is in test_decode_arguments.py."""
 
+import dataclasses
+import functools
 import itertools
 
 import jax
@@ -12,7 +14,7 @@ from specjax import compiled
 from specjax.drafters.ngram import NGramDrafter
 from specjax.pace import make_pace
 from specjax.types import FinishReason, Params
-from specjax.verify import Greedy
+from specjax.verify import ExactMatch, Greedy, Rejection
 
 CONFIG = table_config(NGramDrafter(num_tokens=WINDOW), Greedy())
 PARAMS = Params(target=jnp.asarray(np.random.default_rng(0).normal(scale=2.0, size=(VOCAB, VOCAB)), jnp.float32))
@@ -71,10 +73,10 @@ def test_pad_prompts_refuses_empty_ones(prompts):
         compiled.pad_prompts(prompts)
 
 
-@pytest.mark.parametrize("prompt", [[1.9, 2.2], [2**32 + 5], [3, -1], [True], np.array([2**31], np.uint64)])
+@pytest.mark.parametrize("prompt", [[1.9, 2.2], [2**32 + 5], [3, -1], [True], np.array([2**31], np.uint64), "text"])
 def test_pad_prompts_refuses_what_is_no_id(prompt):
     """NumPy would make 1 and 2 of the first, and 5 of the second: another prompt."""
-    with pytest.raises(ValueError, match=r"expected ids, integers from 0 to 2\*\*31 - 1, got"):
+    with pytest.raises(ValueError, match=r"expected token ids, integers from 0 to 2\*\*31 - 1, got"):
         compiled.pad_prompts([[1], prompt])
 
 
@@ -157,15 +159,20 @@ def test_closing_a_stream_stops_decoding(monkeypatch):
     assert list(iterator) == []
 
 
-def test_rows_with_one_key_do_not_decide_together():
-    """What a row will draw, its neighbour has drawn already and learnt from: without a pace that does not matter."""
-    key, prompt, length, sampling = arguments()
-    alike = key[jnp.zeros(len(key), jnp.int32)]
-    pace = make_pace(len(key), [1.0, 2.0])
-    with pytest.raises(ValueError, match="no two are alike, with a pace"):
-        compiled.prefill(PARAMS, alike, prompt, length, sampling, pace, config=CONFIG, max_new_tokens=NEW)
-    for given in ((alike, None), (key, pace), (key.at[3:].set(key[0]), pace)):  # rows from 3 on are empty
-        compiled.check_arguments(given[0], prompt, length, sampling, given[1], config=CONFIG, max_new_tokens=NEW)
+def test_sampled_rows_with_one_key_do_not_decide_together():
+    """What a row will draw its neighbour has drawn already, and learnt from."""
+    key, prompt, length, hot = arguments(temperature=[1.0, 1.0, 0.0])
+    alike, pace = key[jnp.array([0, 0, *range(2, len(key))])], make_pace(len(key), [1.0, 2.0])
+    sampled = dataclasses.replace(CONFIG, verifier=Rejection())
+    check = functools.partial(compiled.check_arguments, config=sampled, max_new_tokens=NEW)
+    with pytest.raises(ValueError, match="no two are alike, for rows that are sampled with a pace"):
+        check(alike, prompt, length, hot, pace)
+    greedy, empty = arguments()[-1], length.at[1].set(0)
+    for given in ((key, length, hot, pace), (alike, length, hot, None), (alike, length, greedy, pace)):
+        check(given[0], prompt, *given[1:])
+    check(alike, prompt, empty, hot, pace)
+    exact = dataclasses.replace(CONFIG, verifier=ExactMatch())
+    compiled.check_arguments(alike, prompt, length, hot, pace, config=exact, max_new_tokens=NEW)
 
 
 def test_entries_can_be_traced_by_the_user():
@@ -175,9 +182,23 @@ def test_entries_can_be_traced_by_the_user():
         return compiled.generate(PARAMS, *given, config=CONFIG, max_new_tokens=NEW)
 
     key, prompt, length, sampling = arguments()
-    output = jax.eval_shape(traced, key, prompt, length + 1000, sampling)
+    too_long = length + 1000
+    output = jax.eval_shape(traced, key, prompt, too_long, sampling)
     assert output.tokens.shape == (8, NEW)
     with pytest.raises(ValueError, match=r"prompt_length of shape \[8\]"):
         jax.eval_shape(traced, key, prompt, length[:3], sampling)
     with pytest.raises(ValueError, match=r"prompt_length in 0\.\.16"):
-        compiled.generate(PARAMS, key, prompt, length + 1000, sampling, config=CONFIG, max_new_tokens=NEW)
+        compiled.generate(PARAMS, key, prompt, too_long, sampling, config=CONFIG, max_new_tokens=NEW)
+    with pytest.raises(ValueError, match=r"prompt_length in 0\.\.16"):
+        jax.eval_shape(lambda key: traced(key, prompt, too_long, sampling), key)
+
+
+def test_only_params_are_traced():
+    """Keys, prompts and a pace are constants of the user's program: they are looked at while it is traced."""
+    given, pace = arguments(temperature=1.0), make_pace(8, [1.0, 2.0])
+    config = dataclasses.replace(CONFIG, verifier=Rejection())
+    run = functools.partial(compiled.generate, config=config, max_new_tokens=NEW)
+    assert jax.eval_shape(lambda params: run(params, *given, pace), PARAMS).tokens.shape == (8, NEW)
+    alike = given[0][jnp.zeros(8, jnp.int32)]
+    with pytest.raises(ValueError, match="no two are alike"):
+        jax.eval_shape(lambda params: run(params, alike, *given[1:], pace), PARAMS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.benchmark.questions import OWN_QUESTIONS
-from specjax.jobs.options import OPTIONS, parse_options
+from specjax.jobs.options import OPTIONS, option_help, parse_options
 from specjax.jobs.settings import DRAFTERS, NoDraft, Settings, record
 
 AXES = ("--drafter", "--num-speculative-tokens", "--verifier", "--temperature", "--batch-size")
@@ -137,10 +137,11 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _epilog() -> str:
-    taken = {flag: text for flag, (path, text) in OPTIONS.items() if not path.startswith("job.")}
-    lines = [f"  {flag:28}{text}" for flag, text in taken.items() if flag not in (*REFUSED, "--prompts")]
+    taken = [flag for flag, (path, _) in OPTIONS.items() if not path.startswith("job.")]
+    lines = [f"  {flag:28}{option_help(flag)}" for flag in taken if flag not in (*REFUSED, "--prompts")]
     lists = [f"  {command:7}{', '.join(flags) or 'none'}" for command, (flags, _) in COMMANDS.items()]
-    return "\n".join(["lists (a,b,c) are taken by", *lists, "as in generate.py:", *lines, "  --config, --set"])
+    head = ["lists (a,b,c) are taken by", *lists, "as in generate.py, but --pace always in sweep and tune:"]
+    return "\n".join([*head, *lines, "  --config, --set"])
 
 
 def _drafter_flags() -> list[str]:

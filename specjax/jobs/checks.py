@@ -5,7 +5,7 @@ import dataclasses
 import operator
 from collections.abc import Sequence
 
-from specjax.jobs.options import OPTIONS, parse_options
+from specjax.jobs.options import OPTIONS, option_help, parse_options
 from specjax.jobs.settings import DraftModel, EarlyExit, NGram, NoDraft, Settings
 
 REFUSED = {"--compare", "--logprobs", "--per-position", "--stream", "--pace", "--parallel", "--mesh"}
@@ -62,7 +62,7 @@ def parse_checks(arguments: Sequence[str], *, description: str | None = None) ->
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:
-    shared = {flag: text for flag, (_, text) in OPTIONS.items() if flag not in REFUSED} | _OWN_HELP
+    shared = {flag: option_help(flag) for flag in OPTIONS if flag not in REFUSED} | _OWN_HELP
     lines = [f"  {flag:28}{text}" for flag, text in shared.items() if flag != "--num-speculative-tokens"]
     parser = argparse.ArgumentParser(
         description=description,

@@ -133,8 +133,8 @@ def _parser(description: str | None) -> _Parser:
     parser = _Parser(description=description, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="Python file whose config() returns Settings")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="override any field")
-    for flag, (path, text) in OPTIONS.items():
-        hint, text = _hint(path), text + _default(path)
+    for flag, (path, _) in OPTIONS.items():
+        hint, text = _hint(path), option_help(flag)
         if bool in (hint, *typing.get_args(hint)):
             parser.add_argument(flag, dest=path, action=argparse.BooleanOptionalAction, help=text)
         else:
@@ -149,15 +149,16 @@ def _hint(path: str) -> Any:
     return next(hints[name] for hints in map(typing.get_type_hints, kinds.values()) if name in hints)
 
 
-def _default(path: str) -> str:
-    """What `--help` says of a default: one value, or each strategy's own; nothing of what is off or unset."""
+def option_help(flag: str) -> str:
+    """What `--help` says of a flag, with its default: one value, or each strategy's own; none if it is off or unset."""
+    path, text = OPTIONS[flag]
     kinds, name = _owners(path)
     fields = [(key, field) for key, kind in kinds.items() for field in dataclasses.fields(kind) if field.name == name]
     values = {key: field.default for key, field in fields if not isinstance(field.default, bool)}
     same = len({*values.values()}) == 1
     texts = [str(value) if same else f"{key} {value}" for key, value in values.items()]
     unset = {None, (), dataclasses.MISSING} & {*values.values()}
-    return f" (default: {', '.join(dict.fromkeys(texts))})" if texts and not unset else ""
+    return f"{text} (default: {', '.join(dict.fromkeys(texts))})" if texts and not unset else text
 
 
 def _owners(path: str) -> tuple[dict[str, type], str]:

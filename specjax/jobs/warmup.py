@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.jobs.decoder import Decoder, Rows, begin
+from specjax.jobs.keys import row_keys
 from specjax.pace import make_pace
 from specjax.parallel.launch import agreed
 from specjax.types import DecodeState, FinishReason, Pace, SamplingParams
@@ -41,7 +42,8 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
       sampling: the batch's parameters.
       clock: seconds.
     """
-    keys, prompt, length = rows
+    _, prompt, length = rows
+    keys = row_keys(decoder.sampling.seed, range(len(length)))  # padding rows, which are read here too, share theirs
     windows = decoder.config.window_sizes
     pace = make_pace(len(length), jnp.ones(len(windows))) if decoder.measured_pace else None
     began = clock()

@@ -158,7 +158,7 @@ class Driver(abc.ABC):
         )
         if prompt.shape[0] % self.num_groups:
             raise ValueError(
-                f"expected a batch that divides by data={self.num_groups}, got {prompt.shape[0]} rows: "
+                f"expected a batch that is a multiple of data={self.num_groups}, got {prompt.shape[0]} rows: "
                 "add rows of prompt_length 0, which do nothing"
             )
         return row_keys(key, prompt.shape[0]), prompt, prompt_length, sampling, pace

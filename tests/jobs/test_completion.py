@@ -288,6 +288,14 @@ def readings(plain, speculative):
     yield from itertools.count(now)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "verifier": Rejection()}])
+def test_step_times_are_measured_in_a_batch_with_padding_rows(options):
+    """Padding rows are read by the warm-up alone; their keys are not those of a prompt there."""
+    (batch,) = complete(decoder_of(**options, measured_pace=True), prompts_of("q"), batch_size=3)
+    assert batch.step_times_s is not None
+    assert len(batch.completions) == 1
+
+
 @pytest.mark.parametrize(("speculative", "drafts"), [(1.0, True), (100.0, False)])
 def test_measured_step_times_decide_whether_it_pays_to_draft(speculative, drafts):
     clock = readings(1.0, speculative).__next__

@@ -57,7 +57,7 @@ def test_a_layer_has_two_reductions(found):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("batch", "expected a batch that divides by data=2, got 3 rows"),
+        ("batch", "expected a batch that is a multiple of data=2, got 3 rows"),
         ("mesh", "expected a mesh of 1 to 8 devices, got data=3 and model=3"),
         ("axis", "expected a model over an axis of the mesh {'data': 2, 'model': 4}, got 'other'"),
         ("joined", "expected params laid out like param_shapes"),
