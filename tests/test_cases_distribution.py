@@ -431,13 +431,13 @@ def test_rows_that_decide_together_keep_the_law():
 
 
 def test_a_coin_is_never_zero_or_one(monkeypatch):
-    """Over all 32 bits; where all of them are zeros a token of chance 1e-30 is rejected, and one of chance 1 is not."""
+    """Where all 32 bits are zeros a token of chance 1e-30 is rejected, one of 1e-9 is not; nor is 1, whatever they are."""
     edges = jnp.array([0, 1, 2**8, 2**31, 2**32 - 1], jnp.uint32)
     coins = verify.between(edges)
     np.testing.assert_allclose(coins, [2.0**-33, 1.5 * 2.0**-32, 2.0**-24, 0.5, 1 - 2.0**-24], rtol=1e-2)
     assert ((coins > 1e-30) & (coins < 1)).all()
     draft = Draft(tokens=jnp.array([[1]]), length=jnp.array([1]))
-    for bits, chance, right in ((0, 1e-30, 0), (2**32 - 1, 1.0, 1)):
+    for bits, chance, right in ((0, 1e-30, 0), (0, 1e-9, 1), (2**32 - 1, 1.0, 1)):
         law = jnp.log(jnp.array([1 - chance, chance], jnp.float32))
         monkeypatch.setattr(jax.random, "bits", lambda key, dtype, bits=bits: jnp.array(bits, dtype))
         verdict = Rejection()(jax.random.split(KEY, 1), jnp.array([3]), draft, jnp.tile(law, (1, 2, 1)))
