@@ -431,7 +431,7 @@ def test_rows_that_decide_together_keep_the_law():
 
 
 def test_a_coin_is_never_zero_or_one(monkeypatch):
-    """Where all 32 bits are zeros a token of chance 1e-30 is rejected, one of 1e-9 is not; nor is 1, whatever they are."""
+    """Where all 32 bits are zeros a token of chance 1e-30 is rejected and one of 1e-9 is not; one of 1 never is."""
     edges = jnp.array([0, 1, 2**8, 2**31, 2**32 - 1], jnp.uint32)
     coins = verify.between(edges)
     np.testing.assert_allclose(coins, [2.0**-33, 1.5 * 2.0**-32, 2.0**-24, 0.5, 1 - 2.0**-24], rtol=1e-2)
