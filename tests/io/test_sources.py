@@ -230,7 +230,7 @@ def test_a_repository_comes_from_the_hub_without_pickles(monkeypatch, tmp_path):
 
 def test_without_the_hub_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"pip install 'specjax\[hub\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[hub\]'"):
         resolve_model("owner/name", download=refuse)
 
 
