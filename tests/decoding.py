@@ -303,7 +303,7 @@ def _draw(key: jax.Array, role: Any, start: Any, offset: Any, vocab_size: int) -
     position = jax.random.fold_in(jax.random.fold_in(key, role), start)
     place = jax.random.fold_in(position, offset)
     gumbels = [jax.random.gumbel(noise, (vocab_size,), mode="high") for noise in (place, position)]
-    return (jax.random.bits(place, dtype=jnp.uint32).astype(jnp.float32) + 0.5) / 2**32, *gumbels
+    return (jax.random.bits(place, dtype=jnp.uint32).astype(jnp.float32) + 0.5) * 2.0**-32, *gumbels
 
 
 @partial(fast_jit, static_argnums=4)
