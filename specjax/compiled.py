@@ -21,7 +21,6 @@ from specjax.verify import ExactMatch, Greedy
 _generate = jax.jit(decode.generate, static_argnames=("config", "max_new_tokens"))
 _prefill = jax.jit(decode.prefill, static_argnames=("config", "max_new_tokens"))
 _decode_steps = jax.jit(decode.decode_steps, static_argnames=("config",), donate_argnames=("state",))
-_decode_step = jax.jit(decode.decode_step, static_argnames=("config",), donate_argnames=("state",))
 _insert = jax.jit(insert_rows, static_argnames=("pad_id",), donate_argnames=("slots",))
 _draft_step = jax.jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
 _verify_step = jax.jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
@@ -155,8 +154,8 @@ def decode_steps(
 
 
 def decode_step(params: Params, state: DecodeState, sampling: SamplingParams, *, config: DecodeConfig) -> DecodeState:
-    """Drafts, judges and commits once: `decode.decode_step`, jitted; the state passed in is donated."""
-    return _decode_step(params, state, sampling, config=config)
+    """Drafts, judges and commits once, by the program of `decode_steps`; the state passed in is donated."""
+    return decode_steps(params, state, sampling, 1, config=config)
 
 
 def insert(slots: Slots, rows: Slots, slot: int, *, config: DecodeConfig) -> Slots:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import fast_jit
+from decoding import begin
 from harness import ScriptedDrafter
 from programs import (
     BATCH,
@@ -24,7 +24,7 @@ from programs import (
     table_config,
 )
 
-from specjax import decode as decoder
+from specjax.compiled import draft_step
 from specjax.decode import DecodeConfig
 from specjax.pace import CURIOSITY, GRADES, MEMORY, PRIOR, best_window, init_pace, make_pace, update_pace
 from specjax.types import Draft, Params
@@ -305,13 +305,5 @@ def test_a_window_is_chosen_for_the_drafts_that_came():
         lengths = jnp.zeros((BATCH, 1), jnp.int32).at[:2, 0].set(jnp.array([6, second]))
         params = PARAMS.replace(draft=script(PROMPTS[:2], 6, length=lengths))
         arguments = *inputs(PROMPTS[:2]), sampling_rows(2), pace
-        state = decode_prefill(params, *arguments, config=config, max_new_tokens=NEW)
-        assert draft_lengths(params, state, arguments[3], config=config)[:2].tolist() == right
-
-
-decode_prefill = fast_jit(decoder.prefill, static_argnames=("config", "max_new_tokens"))
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def draft_lengths(params, state, sampling, *, config):
-    return decoder.draft_step(params, state, sampling, config=config)[1].length
+        state = begin(params, *arguments, config=config, max_new_tokens=NEW)
+        assert draft_step(params, state, arguments[3], config=config)[1].length[:2].tolist() == right

@@ -16,9 +16,11 @@ EXAMPLE, CHECKPOINT, DRAFTER = re.findall(r"```python\n(.*?)```", README.read_te
 
 @pytest.fixture(scope="module")
 def example():
-    names: dict = {}
+    """It sets a precision for all of JAX, which the tests after it must not keep."""
+    names, before = {}, jax.config.values["jax_default_matmul_precision"]
     exec(EXAMPLE, names)
-    return names
+    yield names
+    jax.config.update("jax_default_matmul_precision", before)
 
 
 def test_example_runs(example):

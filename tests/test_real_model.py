@@ -69,5 +69,5 @@ def test_speculation_keeps_every_token_and_saves_calls(model):
 def test_the_readme_completes_a_text(model, monkeypatch, capsys):
     """Its model is fetched by name, which a test must not do; this one is the same."""
     monkeypatch.setattr("specjax.jobs.model.load_model", lambda name, *, dtype: model)
-    exec(CHECKPOINT, {"specjax": specjax, "jax": jax})
+    exec(CHECKPOINT, {})
     assert re.search(r"\b(2|3|5|7|11|13|17|19|23|29|prime)\b", capsys.readouterr().out)

@@ -58,8 +58,9 @@ def warm_up(decoder: Decoder, rows: Rows, sampling: SamplingParams, clock: Calla
     if pace is None:
         return WarmUp(compile_time_s=compile_time, step_times_s=None, pace=None)
     costs = agreed(measure_costs(decoder, state, sampling, clock))
-    plain, *_, widest = (costs @ np.array([1, _middle(state)])).tolist()
-    return WarmUp(compile_time_s=compile_time, step_times_s=(plain, widest), pace=make_pace(len(length), costs))
+    times = (costs @ np.array([1, _middle(state)])).tolist()
+    pace = make_pace(len(length), costs)
+    return WarmUp(compile_time_s=compile_time, step_times_s=(times[0], times[-1]), pace=pace)
 
 
 def measure_costs(

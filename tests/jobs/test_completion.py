@@ -296,6 +296,12 @@ def test_step_times_are_measured_in_a_batch_with_padding_rows(options):
     assert len(batch.completions) == 1
 
 
+def test_a_decoder_that_drafts_nothing_has_one_step_time():
+    decoder = dataclasses.replace(plain_decoder(decoder_of()), measured_pace=True)
+    plain, widest = next(complete(decoder, prompts_of("q"))).step_times_s
+    assert 0 < plain == widest
+
+
 @pytest.mark.parametrize(("speculative", "drafts"), [(1.0, True), (100.0, False)])
 def test_measured_step_times_decide_whether_it_pays_to_draft(speculative, drafts):
     clock = readings(1.0, speculative).__next__
