@@ -52,7 +52,6 @@ from specjax import (
     make_pace,
     verify,
 )
-from specjax.drafters import ngram
 from specjax.sampling import Role, categorical, window_keys
 from specjax.testing.rows import EachRow, Limited
 from specjax.types import Draft
@@ -368,8 +367,7 @@ def test_joint_law_of_a_markov_chain_under_a_script():
         assert_law(output_of(final), joint(STATES), kind_of(2) == kind)
 
 
-def test_joint_law_of_a_markov_chain_under_an_ngram_drafter(monkeypatch):
-    monkeypatch.setattr(ngram, "_BALLOTS", V)  # one count per id: as many as it keeps would be 6 GB for these rows
+def test_joint_law_of_a_markov_chain_under_an_ngram_drafter():
     params = Params(target=table(STATES), draft={"draft": None, "limit": jnp.asarray(LIMIT)})
     final = run(BY_NGRAM, params, rows_of(), text=[0, 1, 2, 2, 0, 1, 0, 2, 1])
     assert 0.1 < final.stats.accepted.sum() / final.stats.drafted.sum() < 0.9

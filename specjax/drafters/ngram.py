@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from specjax.pace import GRADES
 from specjax.types import Context, Draft, ModelOutput, Params, SamplingParams
 
-_BALLOTS = 2**16
-"""Token ids that are equal modulo this share a count, which only ever decides between equal matches."""
+_BALLOTS = 16
+"""Counts kept for each column of the text, or up to twice as many. Token ids that are equal modulo their number share a
+count, which only ever decides between equal matches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,9 @@ class NGramDrafter:
             matched += running
         rank = jnp.minimum(matched, self.prompt_lookup_max)
         best = (rank == rank.max()) & (matched > 0)
-        ballots = tokens % _BALLOTS
-        votes = jnp.zeros(_BALLOTS, jnp.int32).at[ballots].add(best)[ballots]
+        num_ballots = _BALLOTS << (len(tokens) - 1).bit_length()
+        ballots = tokens % num_ballots
+        votes = jnp.zeros(num_ballots, jnp.int32).at[ballots].add(best)[ballots]
         reach = jnp.where(best & (votes == jnp.where(best, votes, 0).max()), matched, 0)
         start = jnp.where(best & (reach == reach.max()), follow, 0).max()
         period = jnp.maximum(length - start, 1)

@@ -12,7 +12,10 @@ from specjax.pace import GRADES
 
 def draft(drafter, rows, width):
     tokens = jnp.asarray([[*row, *[0] * (width - len(row))] for row in rows], jnp.int32)
-    length = jnp.asarray([len(row) for row in rows], jnp.int32)
+    return draft_of(drafter, tokens, jnp.asarray([len(row) for row in rows], jnp.int32))
+
+
+def draft_of(drafter, tokens, length):
     context = Context(tokens=tokens, length=length, prompt_length=length)
     return drafter.draft(None, None, None, context, None, None)[0]
 
@@ -57,6 +60,19 @@ def test_evidence_is_how_far_the_match_reaches():
     for most in (1, 4):
         drafter = NGramDrafter(num_tokens=2, prompt_lookup_max=most)
         assert draft(drafter, rows, 16).evidence.tolist() == [0, 1, GRADES - 1, 0]
+
+
+def test_counts_take_memory_by_the_text_not_by_the_vocabulary():
+    drafter, rows, width = NGramDrafter(num_tokens=4), 256, 64
+    run = jax.jit(lambda tokens: draft_of(drafter, tokens, jnp.full(rows, width)))
+    memory = run.lower(jax.ShapeDtypeStruct((rows, width), jnp.int32)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 400 * rows * width  # 16 counts of 4 bytes, scattered from one buffer to another
+
+
+def test_large_ids_are_counted_apart():
+    row = [70_000, 90_001, 70_000, 90_002, 70_000, 90_001, 70_000, 90_003, 70_000]
+    got = draft(NGramDrafter(num_tokens=1, prompt_lookup_max=1), [row], 16)
+    assert got.tokens.tolist() == [[90_001]]
 
 
 def test_runs_under_jit_with_equal_results():
