@@ -88,12 +88,13 @@ def write_slices(buffers: Any, new: Any, positions: jax.Array) -> Any:
         inside = (source >= 0) & (source < window)
         source = jnp.clip(source, 0, window - 1)
         inside &= mine[source] >= 0
+        corner = [jnp.asarray(index, jnp.int32) for index in (row, 0, start, 0)]
 
         def write(buffer: jax.Array, new: jax.Array) -> jax.Array:
             size = (1, buffer.shape[1], window, buffer.shape[3])
-            old = lax.dynamic_slice(buffer, (row, 0, start, 0), size)
+            old = lax.dynamic_slice(buffer, corner, size)
             merged = jnp.where(inside[:, None], new[row][:, source], old[0])
-            return lax.dynamic_update_slice(buffer, merged[None], (row, 0, start, 0))
+            return lax.dynamic_update_slice(buffer, merged[None], corner)
 
         return jax.tree.map(write, buffers, new)
 

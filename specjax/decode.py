@@ -42,7 +42,7 @@ from specjax.types import (
     Verifier,
 )
 from specjax.verify import ExactMatch
-from specjax.window import check_draft, narrow, token_log_probs, widen, with_pending, write
+from specjax.window import check_draft, leading, narrow, token_log_probs, widen, with_pending, write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def without_speculation(config: DecodeConfig) -> DecodeConfig:
 
 def num_running(state: DecodeState, row_axis: str | None = None) -> jax.Array:
     """How many rows have yet to finish, on all devices of the mesh axis that rows are dealt to, if there is one."""
-    count = (state.finish_reason == FinishReason.RUNNING).sum()
+    count = (state.finish_reason == FinishReason.RUNNING).sum(dtype=jnp.int32)
     return count if row_axis is None else lax.psum(count, row_axis)
 
 
@@ -186,7 +186,7 @@ def prefill(
 
     def read(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         cache, draft_state = carry
-        columns = index * chunk + jnp.arange(chunk)
+        columns = index * chunk + jnp.arange(chunk, dtype=jnp.int32)
         tokens = lax.dynamic_slice_in_dim(prompt, index * chunk, chunk, axis=1)
         positions = jnp.where(columns < prompt_length[:, None] - 1, columns, -1)
         seen, cache = config.target.apply(params.target, tokens, positions, cache)
@@ -195,7 +195,7 @@ def prefill(
     chunks = -(-jnp.maximum(prompt_length.max() - 1, 0) // chunk)
     cache, draft_state = lax.fori_loop(0, chunks, read, (cache, draft_state))
     empty = (prompt_length < 1) | (jnp.minimum(sampling.max_tokens, max_new_tokens) < 1)
-    logs = LogProbs(raw=jnp.zeros((batch, capacity)), processed=jnp.zeros((batch, capacity)))
+    logs = _no_log_probs((batch, capacity))
     return DecodeState(
         context=Context(tokens=prompt, length=prompt_length, prompt_length=prompt_length.copy()),
         limit=prompt_length + jnp.minimum(sampling.max_tokens, max_new_tokens),
@@ -269,8 +269,12 @@ def _nothing_judged(batch: int, config: DecodeConfig) -> _Judged:
         num_emitted=count,
         stopped=count > 0,
         broken=count > 0,
-        log_probs=LogProbs(raw=jnp.zeros(columns), processed=jnp.zeros(columns)) if config.log_probs else None,
+        log_probs=_no_log_probs(columns) if config.log_probs else None,
     )
+
+
+def _no_log_probs(shape: tuple[int, int]) -> LogProbs:
+    return LogProbs(raw=jnp.zeros(shape, jnp.float32), processed=jnp.zeros(shape, jnp.float32))
 
 
 def _draft(params: Params, state: DecodeState, sampling: SamplingParams, config: DecodeConfig) -> tuple[Draft, Any]:
@@ -333,7 +337,7 @@ def _judge(
     """The verdict on drafts, which `text` has behind its length; leading positions `[B]` that have a law; and logs."""
     chex.assert_shape(logits, (len(keys), draft.tokens.shape[1] + 1, config.target.vocab_size))
     log_probs, healthy = law(logits, sampling, text, text.length[:, None] + jnp.arange(logits.shape[1]))
-    num_healthy = jnp.cumprod(healthy.astype(jnp.int32), axis=1).sum(axis=1)
+    num_healthy = leading(healthy)
     draft = dataclasses.replace(draft, length=jnp.minimum(draft.length, num_healthy))
     verdict = config.verifier(keys, text.length, draft, log_probs)
     chex.assert_shape([verdict.tokens, verdict.num_accepted], [logits.shape[:2], keys.shape])
@@ -348,7 +352,7 @@ def _emission(
     stops = (tokens[..., None] == sampling.stop_token_ids[:, None]).any(axis=-1)
     stops &= jnp.arange(tokens.shape[1]) < decided[:, None]
     stopped = stops.any(axis=1)
-    return jnp.where(stopped, jnp.argmax(stops, axis=1) + 1, decided), stopped
+    return jnp.where(stopped, leading(~stops) + 1, decided), stopped
 
 
 def _commit(state: DecodeState, draft: Draft, judged: _Judged) -> DecodeState:

@@ -60,7 +60,7 @@ def best_window(
         whatever they will look like.
       windows: `DecodeConfig.window_sizes`.
     """
-    sizes = jnp.asarray(windows)
+    sizes = jnp.asarray(windows, jnp.int32)
     rate = jnp.where(_counts(evidence), pace.acceptance, 0).max(axis=1, keepdims=True)
     rate = jnp.clip(rate, 0.0, 0.99)
     expected = (1 - rate ** (jnp.minimum(length[:, None], sizes) + 1)) / (1 - rate)
@@ -76,9 +76,10 @@ def update_pace(pace: Pace, live: jax.Array, draft: Draft, num_accepted: jax.Arr
     that is not `live` `[B]` stays as it is.
     """
     judged = jnp.minimum(num_accepted + 1, draft.length)[:, None]
+    judged = judged.astype(jnp.float32)
     observed = num_accepted[:, None] / jnp.maximum(judged, 1)
     learned = pace.acceptance + (observed - pace.acceptance) * (1 - (1 - 1 / MEMORY) ** judged)
-    rested = pace.acceptance + (jnp.asarray(PRIOR) - pace.acceptance) * CURIOSITY
+    rested = pace.acceptance + (jnp.asarray(PRIOR, jnp.float32) - pace.acceptance) * CURIOSITY
     moved = jnp.where(_counts(draft.evidence), learned, pace.acceptance)
     moved = jnp.where(draft.length[:, None] > 0, moved, rested)
     return dataclasses.replace(pace, acceptance=jnp.where(live[:, None], moved, pace.acceptance))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specjax.sampling import Role, categorical, most_likely, position_keys, window_key, window_keys
 from specjax.types import Draft, Verdict
+from specjax.window import leading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Rejection:
 
     def count(self, passed: jax.Array) -> jax.Array:
         """Accepted tokens `[B]` of coins `[B, M]`: those before the first failure."""
-        return _leading(passed)
+        return leading(passed)
 
     def leftover(self, draft: Draft, log_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
         """The law `[B, V]` of the token that replaces drafted token `num_accepted` `[B]`."""
@@ -58,7 +59,7 @@ class Block:
 
     def count(self, passed: jax.Array) -> jax.Array:
         """Accepted tokens `[B]` of coins `[B, M]`: the longest prefix that passed."""
-        return jnp.where(passed, jnp.arange(1, passed.shape[1] + 1), 0).max(axis=1, initial=0)
+        return jnp.where(passed, jnp.arange(1, passed.shape[1] + 1, dtype=jnp.int32), 0).max(axis=1, initial=0)
 
     def leftover(self, draft: Draft, log_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
         """The law `[B, V]` of the token that replaces drafted token `num_accepted` `[B]`."""
@@ -168,7 +169,7 @@ def _toss(rule: Rejection | Block, keys: jax.Array, start: jax.Array, draft: Dra
 
 def _match(draft: Draft, tokens: jax.Array, vocab_size: int) -> Verdict:
     agreed = (draft.tokens == tokens[:, :-1]) & _proposed(draft, vocab_size)
-    return Verdict(tokens=tokens, num_accepted=_leading(agreed))
+    return Verdict(tokens=tokens, num_accepted=leading(agreed))
 
 
 def _uniform(keys: jax.Array) -> jax.Array:
@@ -181,11 +182,6 @@ def between(bits: jax.Array) -> jax.Array:
     `jax.random.uniform` has 23 bits: once in 2^23 it is 0, which would accept a token however unlikely it is.
     """
     return jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-
-
-def _leading(accepted: jax.Array) -> jax.Array:
-    """`[B]` int32: how many are True before the first False."""
-    return jnp.cumprod(accepted.astype(jnp.int32), axis=1).sum(axis=1)
 
 
 def _proposed(draft: Draft, vocab_size: int) -> jax.Array:
@@ -212,8 +208,9 @@ def _row(log_probs: jax.Array, index: jax.Array) -> jax.Array:
 def _draft_row(draft: Draft, index: jax.Array, vocab_size: int) -> jax.Array:
     """q `[B, V]` at `index` `[B]`; where the index is past the window the value is not used."""
     if not draft.tokens.shape[1]:
-        return jnp.zeros((draft.tokens.shape[0], vocab_size))
+        return jnp.zeros((draft.tokens.shape[0], vocab_size), jnp.float32)
     index = jnp.minimum(index, draft.tokens.shape[1] - 1)
     if draft.log_probs is None:
-        return jax.nn.one_hot(jnp.take_along_axis(draft.tokens, index[:, None], axis=1)[:, 0], vocab_size)
+        ids = jnp.take_along_axis(draft.tokens, index[:, None], axis=1)[:, 0]
+        return jax.nn.one_hot(ids, vocab_size, dtype=jnp.float32)
     return jnp.exp(_row(draft.log_probs, index))

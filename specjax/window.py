@@ -46,11 +46,16 @@ def widen(columns: jax.Array, num_tokens: int) -> jax.Array:
 def with_pending(context: Context, draft: Draft, live: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The pending token and the draft `[B, M + 1]`, and their positions; -1 past the draft and in done rows."""
     last = jnp.maximum(context.length - 1, 0)[:, None]
-    offsets = jnp.arange(draft.tokens.shape[1] + 1)
+    offsets = jnp.arange(draft.tokens.shape[1] + 1, dtype=jnp.int32)
     drafted = jnp.where(offsets[:-1] < draft.length[:, None], draft.tokens, 0)
     tokens = jnp.concatenate([jnp.take_along_axis(context.tokens, last, axis=1), drafted], axis=1)
     valid = (offsets <= draft.length[:, None]) & live[:, None]
     return tokens, jnp.where(valid, last + offsets, -1)
+
+
+def leading(flags: jax.Array) -> jax.Array:
+    """`[B]` int32: how many of `[B, T]` are True before the first False."""
+    return jnp.cumprod(flags.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
 
 
 def token_log_probs(logits: jax.Array, log_probs: jax.Array, verdict: Verdict) -> LogProbs:

@@ -12,6 +12,7 @@ from jax import lax
 from specjax.sampling import categorical, law
 from specjax.shares import Share, by_rows
 from specjax.types import Context, Draft, ModelOutput, SamplingParams
+from specjax.window import leading
 
 
 def draft_chain(
@@ -59,8 +60,8 @@ def draft_chain(
 
     start = state, context.tokens, jnp.zeros((batch, window), jnp.int32), pending
     columns = keys[np.arange(batch), np.arange(window)[:, None]]  # JAX's key-reuse check takes a transpose for a use
-    (state, _, tokens, _), (laws, healthy) = lax.scan(step, start, (jnp.arange(window), columns))
-    length = jnp.cumprod(healthy.astype(jnp.int32), axis=0).sum(axis=0)
+    (state, _, tokens, _), (laws, healthy) = lax.scan(step, start, (jnp.arange(window, dtype=jnp.int32), columns))
+    length = leading(healthy.T)
     return Draft(tokens=tokens, length=length, log_probs=jax.tree.map(lambda law: law.swapaxes(0, 1), laws)), state
 
 

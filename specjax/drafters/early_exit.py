@@ -47,7 +47,7 @@ class EarlyExitDrafter:
                 f"expected the cache of the drafter's own target ({layers} layers), got another: give DecodeConfig the "
                 "same target"
             )
-        offsets = jnp.arange(self.num_tokens)
+        offsets = jnp.arange(self.num_tokens, dtype=jnp.int32)
         first = context.length[:, None] - 1  # -1 in an empty row, which has no use for a draft
         pending = jnp.take_along_axis(context.tokens, jnp.maximum(first, 0), axis=1)
 

@@ -127,14 +127,15 @@ def _mix_blocks(
     def read_block(index: jax.Array, carry: _Sums) -> _Sums:
         start = jnp.minimum(index * size, capacity - size)
         slots = start + jnp.arange(size)
+        corner = [jnp.asarray(index, jnp.int32) for index in (*place, start, 0)]
         shape = (*grouped.shape[:2], size, width)
-        keys, values = (read(lax.dynamic_slice(buffer, (*place, start, 0), shape)) for buffer in cached)
+        keys, values = (read(lax.dynamic_slice(buffer, corner, shape)) for buffer in cached)
         seen = _visible(positions, slots[None], positions[:, :1], window) & (slots >= index * size)
         return _meet(carry, grouped, keys, values, seen)
 
     last = jnp.full_like(positions[:, -1:], jnp.iinfo(jnp.int32).max)
-    nothing = jnp.zeros((*grouped.shape[:-1], 1))
-    carry = nothing + MASKED, nothing, jnp.zeros(_flat(grouped).shape)
+    nothing = jnp.zeros((*grouped.shape[:-1], 1), jnp.float32)
+    carry = nothing + MASKED, nothing, jnp.zeros(_flat(grouped).shape, jnp.float32)
     carry = _meet(carry, grouped, *new, _visible(positions, positions, last, window))
     start, first = positions[:, 0], 0
     if window is not None:
