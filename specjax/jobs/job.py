@@ -20,7 +20,7 @@ from specjax.jobs.inventory import Inventory, Ledger, read_ledger, refuse, settl
 from specjax.jobs.manifest import NAME, build_manifest, check_manifest
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.progress import JobProgress
-from specjax.jobs.results import part_record, write_results
+from specjax.jobs.results import part_record, withdraw, write_results
 from specjax.jobs.rows import Fault, Row
 from specjax.jobs.settings import APART, Settings
 
@@ -77,6 +77,8 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
         ledger = read_ledger(directory, inventory, job.process_index)
         share = inventory.share(job)
         missing = {line for name, line in share.items() if name not in ledger.places}
+        if missing:
+            withdraw(directory)
         if missing and not run.signals:
             journal = _Journal(settings, writer, ledger, run.console)
             rows = inventory.reread(settings, missing)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specjax.jobs.completion import Completion
-from specjax.jobs.parts import Place, json_line, read_at, write_whole
+from specjax.jobs.manifest import NAME
+from specjax.jobs.parts import Place, json_line, read_at, sync_directory, write_whole
 from specjax.report.metrics import count_metrics, no_stats, throughput_metrics
 from specjax.types import DecodeStats
 
@@ -47,7 +48,7 @@ def completion_record(record: Mapping[str, Any], *, paced: bool) -> dict[str, An
 def write_results(
     directory: Path, places: Sequence[Place], errors: Sequence[Mapping[str, Any]], *, paced: bool
 ) -> dict[str, Any]:
-    """Writes the files that a job ends with.
+    """Writes the files that a job ends with; `completions.jsonl` comes last, since it says that the job is done.
 
     Args:
       directory: of the job.
@@ -58,22 +59,27 @@ def write_results(
     Returns:
       The summary.
     """
-    totals = _Totals()
-
-    def lines() -> Iterator[bytes]:
-        for record in read_at(places):
-            totals.add(record)
-            yield json_line(completion_record(record, paced=paced))
-
-    for abandoned in directory.glob(f".{COMPLETIONS}-*"):  # by a crash in the middle of what follows
-        abandoned.unlink()
-    write_whole(directory / COMPLETIONS, lines())
-    (directory / ERRORS).unlink(missing_ok=True)
+    for name in (COMPLETIONS, SUMMARY, ERRORS, NAME):
+        for abandoned in directory.glob(f".{name}-*"):  # by a crash in the middle of what follows
+            abandoned.unlink()
     if errors:
         write_whole(directory / ERRORS, map(json_line, errors))
+    else:
+        (directory / ERRORS).unlink(missing_ok=True)
+    totals = _Totals()
+    for record in read_at(places):
+        totals.add(record)
     summary = totals.metrics() | {"num_errors": len(errors)}
     write_whole(directory / SUMMARY, [json.dumps(summary, indent=2).encode() + b"\n"])
+    lines = (json_line(completion_record(record, paced=paced)) for record in read_at(places))
+    write_whole(directory / COMPLETIONS, lines)
     return summary
+
+
+def withdraw(directory: Path) -> None:
+    """Takes `completions.jsonl` away for as long as rows are missing in it, so that nobody takes the job for done."""
+    (directory / COMPLETIONS).unlink(missing_ok=True)
+    sync_directory(directory)
 
 
 class _Totals:

@@ -115,7 +115,6 @@ def test_case_70_cut_anywhere_and_resumed(start, files, tmp_path):
     for place, end in enumerate(ends):
         cut = tmp_path / "out" / "completions-00000.jsonl"
         cut.write_bytes(part[: end - 40 * (place % 2)])
-        (tmp_path / "out" / "completions.jsonl").unlink()
         outcome = start(None, "--on-error", "skip", batch_size=2 + place % 2)
         assert outcome.done == 10
         assert files(raw=True) == whole
@@ -145,6 +144,41 @@ def test_case_70_rows_may_be_inserted_if_they_have_ids(start, files):
         ValueError, match=r"expected every row of .*completions-00000\.jsonl in the input, got none with"
     ):
         start(named()[1:])
+
+
+def test_completions_are_there_only_while_they_are_all(start, tmp_path, monkeypatch):
+    """A watcher takes the job for done when it sees them: not with rows missing, nor before the other files."""
+    start(named()[2:])
+    path = tmp_path / "out" / "completions.jsonl"
+    assert path.exists()
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(job, "build_decoder", interrupt)
+        start(named())
+    assert not path.exists()
+    replace = os.replace
+
+    def replace_all_but_the_summary(scratch, target):
+        interrupt() if target.name == "summary.json" else replace(scratch, target)
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(parts.os, "replace", replace_all_but_the_summary)
+        start(None)
+    assert not path.exists()
+    start(None)
+    assert path.exists()
+
+
+def interrupt(*_):
+    raise InterruptedError
+
+
+def test_what_kills_leave_behind_is_cleared_away(start, tmp_path):
+    start(named()[:1])
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    for name in ("completions.jsonl", "summary.json", "errors.jsonl", "manifest.json"):
+        (tmp_path / "out" / f".{name}-0123").write_text("torn")
+    start(None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
 
 
 def test_case_70_a_row_of_another_prompt_is_not_taken_for_the_old_one(start):

@@ -42,12 +42,14 @@ def crash(model, tmp_path, *arguments, rows=ROWS, kills=KILLS, devices=1):
 
 
 def test_case_70_thirty_kills_change_nothing(model, tmp_path):
-    """Batches of 2 and 4 rows in turn."""
+    """Batches of 2 and 4 rows in turn; the last kill comes while the final files are written."""
     report, whole, killed = crash(
         model, tmp_path, "--max-new-tokens", "8", "--temperature", "0.02", "--verifier", "exact_match"
     )
     assert report["killed"] == KILLS
     assert report["torn"] > 0
+    assert report["left"] == [".completions.json", "completions-00000", "manifest.json", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir())[2:] == ["manifest.json", "summary.json"]
     assert killed == whole
     ids = [json.loads(line)["id"] for line in killed.splitlines()]
     assert ids == [f"row {index}" for index in range(ROWS)]
