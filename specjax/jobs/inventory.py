@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.jobs.parts import Place, read_records
 from specjax.jobs.rows import Fault, Row, read_rows
@@ -56,6 +57,8 @@ class Ledger:
     """Of completed rows."""
     errors: dict[str | int, str]
     """Why rows could not be completed."""
+    starts: list[dict[str, Any]]
+    """Process, number and environment of each start that has completed any row."""
     runs: int
     """Starts of this process that have written anything."""
 
@@ -99,11 +102,13 @@ def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Le
     Raises:
       ValueError: a part that is damaged, or a completed row that the input does not hold like that any more.
     """
-    ledger = Ledger(places={}, errors={}, runs=0)
+    ledger = Ledger(places={}, errors={}, starts=[], runs=0)
     for place, record in read_records(directory):
         name = record["id"]
         if record["process"] == process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
+        if "start" in record:
+            ledger.starts.append({"process": record["process"], "run": record["run"], **record["start"]})
         if "error" not in record:
             _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
@@ -127,17 +132,6 @@ def _check_known(name: str | int, place: Place, inventory: Inventory) -> None:
 
 
 def settle_pace(settings: Settings, inventory: Inventory) -> Settings:
-    """The settings with a pace on which no token depends.
-
-    Raises:
-      ValueError: rows are sampled and paced by the clock, and the verifier lets that show.
-    """
+    """The settings with a pace on which no token depends: always, if the verifier lets it show in rows that sample."""
     shows = inventory.samples and not isinstance(settings.verifier, ExactMatch)
-    if not shows or settings.effective_pace == "always":
-        return settings
-    if settings.pace == "measured":
-        raise ValueError(
-            "expected --pace always or --verifier exact_match for rows that are sampled, got --pace measured: their "
-            "tokens would depend on this machine's speed, and a resumed job would not repeat them"
-        )
-    return dataclasses.replace(settings, pace="always")
+    return dataclasses.replace(settings, pace="always") if shows and settings.effective_pace == "measured" else settings

@@ -1,5 +1,6 @@
 """A batch job from its rows to its files, in this process. Cases 65, 69 and 70; crashes are in test_job_crash.py."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -9,7 +10,8 @@ import pytest
 from rich.console import Console
 from small_jobs import USER, write_model
 
-from specjax.jobs import job, parts
+from specjax.io.tokenizer import load_tokenizer, save_tokenizer
+from specjax.jobs import intake, job, parts
 from specjax.jobs.completion import complete
 from specjax.jobs.decoder import build_decoder
 from specjax.jobs.job import caught_signals, run_job
@@ -151,18 +153,20 @@ def test_completions_are_there_only_while_they_are_all(start, tmp_path, monkeypa
     start(named()[2:])
     path = tmp_path / "out" / "completions.jsonl"
     assert path.exists()
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+    with monkeypatch.context() as patch:
         patch.setattr(job, "build_decoder", interrupt)
-        start(named())
+        with pytest.raises(InterruptedError):
+            start(named())
     assert not path.exists()
     replace = os.replace
 
     def replace_all_but_the_summary(scratch, target):
         interrupt() if target.name == "summary.json" else replace(scratch, target)
 
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+    with monkeypatch.context() as patch:
         patch.setattr(parts.os, "replace", replace_all_but_the_summary)
-        start(None)
+        with pytest.raises(InterruptedError):
+            start(None)
     assert not path.exists()
     start(None)
     assert path.exists()
@@ -384,6 +388,8 @@ def test_processes_share_the_rows(start, files, tmp_path):
         assert (outcome.done, outcome.summary["num_prompts"]) == (10, 10)
         assert outcome.summary["num_processes"] == 3
         assert files(raw=True) == files(directory="whole", raw=True)
+    with pytest.raises(ValueError, match=r"expected sampling\.seed = 0, with which this output was begun"):
+        start(None, *share, 0, "--merge", "--seed", "1")
 
 
 def test_one_process_at_a_time_writes_a_part(start, tmp_path):
@@ -409,14 +415,53 @@ def test_counters_that_hang_on_the_clock_are_not_in_the_lines(start, files):
         assert set(paced["metrics"]) == {"num_prompt_tokens", "num_truncated_tokens", "num_emitted_tokens"}
 
 
-def test_sampled_rows_are_not_paced_by_the_clock(start, files):
-    rows = [*named()[:1], {"prompt": "a", "sampling": {"temperature": 1.0}}]
-    with pytest.raises(ValueError, match="expected --pace always or --verifier exact_match"):
-        start(rows, "--pace", "measured")
-    start(rows, pace="none")
-    assert json.loads(files("manifest.json", raw=True))["settings"]["pace"] == "always"
-    start(rows, "--verifier", "exact_match", directory="exact", pace="none")
-    assert json.loads(files("manifest.json", "exact", raw=True))["settings"]["pace"] == "measured"
+@pytest.mark.parametrize("pace", ["none", "measured"])
+def test_rows_that_are_sampled_may_be_added_and_are_not_paced_by_the_clock(start, files, monkeypatch, pace):
+    """And the lines hold no counters of the rows before them, which were paced, nor of themselves."""
+    paces, build = [], job.build_decoder
+    monkeypatch.setattr(job, "build_decoder", lambda *given: paces.append(given[0].effective_pace) or build(*given))
+    start(named()[:2], pace=pace)
+    start([*named()[:2], {"prompt": "a", "sampling": {"temperature": 1.0}}], pace=pace)
+    assert paces == ["measured", "always"]
+    assert all("num_spec_steps" not in row["metrics"] for row in files())
+    assert json.loads(files("manifest.json", raw=True))["settings"]["pace"] == "measured"
+    start([{"prompt": "a", "sampling": {"temperature": 1.0}}], "--verifier", "exact_match", directory="e", pace=pace)
+    assert paces[-1] == "measured"
+
+
+def test_the_manifest_is_true_of_all_rows_and_starts(start, files):
+    start(named()[:2])
+    first = json.loads(files("manifest.json", raw=True))
+    assert first["lossless_level"] == "tokens"
+    start([*named()[:2], {"prompt": "a", "sampling": {"temperature": 1.0}}])
+    last = json.loads(files("manifest.json", raw=True))
+    assert last["lossless_level"] == "distribution"
+    assert [(each["process"], each["run"]) for each in last["starts"]] == [(0, 0), (0, 1)]
+    for each in last["starts"]:
+        assert {name: each[name] for name in ("matmul_precision", "mesh", "versions")}.items() <= last.items()
+    assert first.keys() == last.keys()
+    assert (first["began_at"], first["starts"]) == (last["began_at"], last["starts"][:1])
+
+
+def test_a_date_in_the_chat_template_stays_that_of_the_first_start(start, model, tmp_path, monkeypatch):
+    dated = write_model(tmp_path / "dated", num_layers=1)
+    template = "{{ strftime_now('%Y') }}{{ messages[0].content }}"
+    save_tokenizer(dataclasses.replace(load_tokenizer(model), chat_template=template), dated)
+    texts, encode = [], intake.encode_prompts
+
+    def spy(*given, **options):
+        prompts = encode(*given, **options)
+        texts.extend(bytes(prompt.token_ids).decode() for prompt in prompts)
+        return prompts
+
+    monkeypatch.setattr(intake, "encode_prompts", spy)
+    start(named()[1:2], "--model", dated)
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert texts == [manifest["began_at"][:4] + "b"]
+    path.write_text(json.dumps(manifest | {"began_at": "1999-12-31T23:59:59"}))
+    start(named()[:2], "--model", dated)
+    assert texts[1:] == ["1999abab"]
 
 
 def test_no_rows_at_all(start):
