@@ -14,29 +14,12 @@ ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tok
 _PARAMETERS = {field.name for field in dataclasses.fields(Sampling)} | ALIASES.keys()
 _OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
 """What other formats call keys of a plain row, which would be passed over in silence."""
-_UNKNOWN = {
-    "stop_token_ids",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "n",
-    "best_of",
-    "logprobs",
-    "top_logprobs",
-}
-_UNKNOWN |= {
-    "prompt_logprobs",
-    "echo",
-    "suffix",
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "response_format",
-}
-_UNKNOWN |= {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "min_length"}
-_UNKNOWN |= {"max_length", "num_beams", "do_sample", "typical_p", "truncate_prompt_tokens", "chat_template"}
-_UNKNOWN |= {"chat_template_kwargs", "add_generation_prompt", "include_stop_str_in_output", "skip_special_tokens"}
+_UNKNOWN = {"stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "n", "best_of", "logprobs"}
+_UNKNOWN |= {"top_logprobs", "prompt_logprobs", "echo", "suffix", "tools", "tool_choice", "functions"}
+_UNKNOWN |= {"function_call", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+_UNKNOWN |= {"structured_outputs", "min_length", "max_length", "num_beams", "do_sample", "typical_p"}
+_UNKNOWN |= {"truncate_prompt_tokens", "chat_template", "chat_template_kwargs", "add_generation_prompt"}
+_UNKNOWN |= {"include_stop_str_in_output", "skip_special_tokens"}
 """Parameters of other programs that would change what comes out, and that are nothing here."""
 
 
