@@ -56,7 +56,7 @@ class Ledger:
     places: dict[str | int, Place]
     """Of completed rows."""
     errors: dict[str | int, str]
-    """Why rows could not be completed."""
+    """Why rows could not be completed, and would not be now either."""
     starts: list[dict[str, Any]]
     """Process, number and environment of each start that has completed any row."""
     runs: int
@@ -96,7 +96,7 @@ def refuse(fault: Fault, settings: Settings) -> Fault:
     return fault
 
 
-def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Ledger:
+def read_ledger(directory: Path, inventory: Inventory, job: Job) -> Ledger:
     """Reads all parts.
 
     Raises:
@@ -105,17 +105,23 @@ def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Le
     ledger = Ledger(places={}, errors={}, starts=[], runs=0)
     for place, record in read_records(directory):
         name = record["id"]
-        if record["process"] == process_index:
+        if record["process"] == job.process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
         if "start" in record:
             ledger.starts.append({"process": record["process"], "run": record["run"], **record["start"]})
         if "error" not in record:
             _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
-        elif inventory.rows.get(name, (0, None))[1] == place.digest:  # or else it was mended or taken out since
+        elif _stands(record, inventory, job):
             ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}
     return ledger
+
+
+def _stands(record: Mapping[str, Any], inventory: Inventory, job: Job) -> bool:
+    """Whether an error still holds: or else its row was mended or taken out, or long prompts are treated otherwise."""
+    _, digest = inventory.rows.get(record["id"], (0, None))
+    return (digest, job.long_prompts) == (record["digest"], record.get("long_prompts"))
 
 
 def _check_known(name: str | int, place: Place, inventory: Inventory) -> None:

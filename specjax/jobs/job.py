@@ -27,7 +27,7 @@ from specjax.jobs.manifest import (
 )
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.progress import JobProgress
-from specjax.jobs.results import part_record, withdraw, write_results
+from specjax.jobs.results import part_record, times_so_far, withdraw, write_results
 from specjax.jobs.rows import Fault, Row
 from specjax.jobs.settings import APART, Settings
 
@@ -62,7 +62,7 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
     with caught_signals() as signals:
         inventory = take_inventory(settings)
         for fault in inventory.faults:
-            _warn(console, f"skipped: line {fault.line}: {fault.error}")
+            _warn_of(fault, console)
         if not job.merge and jax.process_count() > 1:
             raise ValueError(f"expected the devices of one process, got those of {jax.process_count()}: {APART}")
         manifest = build_manifest(settings, samples=inventory.samples)
@@ -75,7 +75,7 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
                 _warn(console, f"warning: {difference}: tokens may differ by rounding")
             run = _Run(console, signals, clock, datetime.datetime.fromisoformat(begun["began_at"]))
             _complete(settings, directory, inventory, run)
-        ledger = read_ledger(directory, inventory, job.process_index)
+        ledger = read_ledger(directory, inventory, job)
         if signals or (job.process_count > 1 and not job.merge):
             return Outcome(done=len(ledger.places), total=len(inventory.rows), signal=next(iter(signals), None))
         return _merge(settings, inventory, ledger, begun)
@@ -85,16 +85,21 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
     """Completes what this process has to complete, unless a signal comes."""
     job = settings.job
     with PartWriter(directory, job.process_index) as writer:
-        ledger = read_ledger(directory, inventory, job.process_index)
+        ledger = read_ledger(directory, inventory, job)
         share = inventory.share(job)
-        missing = {line for name, line in share.items() if name not in ledger.places}
+        faults = [Fault(line=line, error=ledger.errors[name]) for name, line in share.items() if name in ledger.errors]
+        for fault in faults:
+            _warn_of(refuse(fault, settings), run.console)
+        settled = ledger.places.keys() | ledger.errors.keys()
+        missing = {line for name, line in share.items() if name not in settled}
         if missing:
             withdraw(directory)
         if missing and not run.signals:
             settings = settle_pace(settings, inventory)
             journal = _Journal(settings, writer, ledger, run.console)
             rows = inventory.reread(settings, missing)
-            progress = JobProgress(run.console, len(share) - len(missing), len(share), clock=run.clock)
+            total = len(share) - len(faults)
+            progress = JobProgress(run.console, total - len(missing), total, clock=run.clock)
             _decode(settings, rows, journal, progress, run)
 
 
@@ -102,12 +107,18 @@ def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progre
     decoder = build_decoder(settings, settings.parallel.build())
     tokenizer = dataclasses.replace(decoder.tokenizer, template_time=run.began_at)
     decoder = dataclasses.replace(decoder, tokenizer=tokenizer)
-    intake = Intake(settings, decoder, journal.skip)
+
+    def skip(row: Row, fault: Fault) -> None:
+        journal.skip(row, fault)
+        progress.leave_out()
+
+    intake = Intake(settings, decoder, skip)
     slots, began = SlotBatch(decoder, settings.batch_size, clock=run.clock), run.clock()
     with progress:
         for finished in slots.complete(intake.requests(rows), lambda: bool(run.signals)):
             elapsed = run.clock() - began - slots.compile_time_s
-            journal.write(finished, [intake.tickets.pop(each.prompt.id) for each in finished], elapsed)
+            tickets = [intake.tickets.pop(each.prompt.id) for each in finished]
+            journal.write(finished, tickets, times_so_far(slots, elapsed))
             tokens, steps = (sum(int(getattr(each.stats, name)) for each in finished) for name in ("emitted", "steps"))
             progress.update(len(finished), tokens, steps, elapsed)
 
@@ -128,30 +139,33 @@ class _Journal:
     """Writes what becomes of rows into the part of a process."""
 
     def __init__(self, settings: Settings, writer: PartWriter, ledger: Ledger, console: Console) -> None:
-        self._settings, self._writer, self._errors, self._console = settings, writer, ledger.errors, console
+        self._settings, self._writer, self._console = settings, writer, console
         self._stamp = {"process": settings.job.process_index, "run": ledger.runs}
         self._start = {"start": environment(settings)}
 
-    def write(self, finished: Sequence[Completion], tickets: Sequence[Ticket], elapsed_s: float) -> None:
-        """Records completed rows."""
+    def write(self, finished: Sequence[Completion], tickets: Sequence[Ticket], times: Mapping[str, Any]) -> None:
+        """Records completed rows, each with what the start has measured so far."""
         records = []
         for completion, ticket in zip(finished, tickets, strict=True):
-            stamp = {"digest": ticket.digest, **self._stamp, "elapsed_s": round(elapsed_s, 6)}
+            stamp = {"digest": ticket.digest, **self._stamp, **times}
             records.append(part_record(completion, ticket.num_truncated_tokens) | stamp | self._start)
             self._start = {}  # the first row's record has it
         if records:
             self._writer.append(records)
 
     def skip(self, row: Row, fault: Fault) -> None:
-        """Reports a row that cannot be completed, and records it unless an earlier start has.
+        """Reports a row that cannot be completed, and records it.
 
         Raises:
           ValueError: such rows stop the job.
         """
-        refuse(fault, self._settings)
-        _warn(self._console, f"skipped: line {fault.line}: {fault.error}")
-        if self._errors.get(row.prompt.id) != fault.error:
-            self._writer.append([{"id": row.prompt.id, "error": fault.error, "digest": row.digest, **self._stamp}])
+        _warn_of(refuse(fault, self._settings), self._console)
+        why = {"error": fault.error, "long_prompts": self._settings.job.long_prompts}
+        self._writer.append([{"id": row.prompt.id, **why, "digest": row.digest, **self._stamp}])
+
+
+def _warn_of(fault: Fault, console: Console) -> None:
+    _warn(console, f"skipped: line {fault.line}: {fault.error}")
 
 
 def _warn(console: Console, text: str) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from specjax.jobs.batching import SlotBatch
 from specjax.jobs.completion import Completion
 from specjax.jobs.manifest import NAME
 from specjax.jobs.parts import Place, json_line, read_at, sync_directory, write_whole
-from specjax.report.metrics import count_metrics, no_stats, throughput_metrics
+from specjax.report.metrics import count_metrics, no_stats, predicted_speedup, ratio, throughput_metrics
 from specjax.types import DecodeStats
 
 COMPLETIONS, SUMMARY, ERRORS = "completions.jsonl", "summary.json", "errors.jsonl"
+_TIMES = ("elapsed_s", "compile_time_s", "host_time_s", "plain_step_s", "spec_step_s")
 _STATS = tuple(field.name for field in dataclasses.fields(DecodeStats))
 
 
@@ -28,6 +30,23 @@ def part_record(completion: Completion, num_truncated_tokens: int) -> dict[str, 
         "num_prompt_tokens": len(completion.prompt.token_ids),
         "num_truncated_tokens": num_truncated_tokens,
         "stats": {name: np.asarray(getattr(completion.stats, name)).tolist() for name in _STATS},
+    }
+
+
+def times_so_far(slots: SlotBatch, elapsed_s: float) -> dict[str, float | None]:
+    """What a part holds, in each record, of its start's measurements: a kill may come at any row, so the last counts.
+
+    Args:
+      slots: what decodes.
+      elapsed_s: seconds of decoding up to now, compiling left out.
+    """
+    plain, widest = (None, None) if slots.step_times_s is None else slots.step_times_s
+    return {
+        "elapsed_s": round(elapsed_s, 6),
+        "compile_time_s": round(slots.compile_time_s, 6),
+        "host_time_s": round(slots.host_time_s, 6),
+        "plain_step_s": plain,
+        "spec_step_s": widest,
     }
 
 
@@ -83,12 +102,12 @@ def withdraw(directory: Path) -> None:
 
 
 class _Totals:
-    """Counters of all rows, and the time of each start of each process up to its last row."""
+    """Counters of all rows, and what each start of each process had measured at its last row."""
 
     def __init__(self) -> None:
         self._rows = self._prompt = self._truncated = 0
         self._stats: DecodeStats | None = None
-        self._elapsed: dict[int, dict[int, float]] = {}
+        self._starts: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._reasons = dict.fromkeys(("stop", "length", "nan"), 0)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -98,22 +117,45 @@ class _Totals:
         self._truncated += record["num_truncated_tokens"] > 0
         self._reasons[record["finish_reason"]] += 1
         self._stats = stats if self._stats is None else _sum(self._stats, stats)
-        runs, run = self._elapsed.setdefault(record["process"], {}), record["run"]
-        runs[run] = max(runs.get(run, 0.0), record["elapsed_s"])
+        start = record["process"], record["run"]
+        last = self._starts.get(start)
+        if last is None or record["elapsed_s"] >= last["elapsed_s"]:
+            self._starts[start] = {name: record[name] for name in _TIMES}
 
     def metrics(self) -> dict[str, Any]:
         counts = count_metrics(no_stats(0) if self._stats is None else self._stats)
-        seconds = max((sum(runs.values()) for runs in self._elapsed.values()), default=0.0)
+        seconds: dict[int, float] = {}
+        for (process, _), times in self._starts.items():
+            seconds[process] = seconds.get(process, 0.0) + times["elapsed_s"]
+        longest = max(seconds.values(), default=0.0)
         return {
             "num_prompts": self._rows,
             "num_truncated_prompts": self._truncated,
             "finish_reasons": self._reasons,
             "num_prompt_tokens": self._prompt,
             **counts,
-            "num_processes": len(self._elapsed),
-            "num_runs": sum(map(len, self._elapsed.values())),
-            "decoding_time_s": seconds,
-            **throughput_metrics(self._prompt, counts["num_emitted_tokens"], seconds),
+            "num_processes": len(seconds),
+            "num_runs": len(self._starts),
+            "decoding_time_s": longest,
+            **throughput_metrics(self._prompt, counts["num_emitted_tokens"], longest),
+            **self._times(sum(seconds.values()), counts["mean_acceptance_length"]),
+        }
+
+    def _times(self, seconds: float, acceptance_length: float | None) -> dict[str, float | None]:
+        """What starts have measured: sums, and means of step times; and the speed-up that these would give."""
+        found = {name: [times[name] for times in self._starts.values() if times[name] is not None] for name in _TIMES}
+        host = sum(found["host_time_s"])
+        plain, widest = (ratio(sum(found[name]), len(found[name])) for name in ("plain_step_s", "spec_step_s"))
+        stats = no_stats(1) if self._stats is None else self._stats
+        share = ratio(stats.drafted_per_position[:1].sum(), stats.steps) or 0.0
+        step = None if plain is None or widest is None else plain + share * (widest - plain)
+        return {
+            "compile_time_s": sum(found["compile_time_s"]),
+            "host_time_s": host,
+            "host_share": ratio(host, seconds),
+            "plain_step_s": plain,
+            "spec_step_s": widest,
+            "predicted_speedup": predicted_speedup(acceptance_length, draft_s=0.0, verify_s=step, plain_s=plain),
         }
 
 

@@ -29,7 +29,8 @@ def main(model: str, rows: str, directory: str, kills: int, seed: int, arguments
     command = ["--model", model, "--input", rows, *arguments]
     assert start([*command, "--output-dir", str(root / "whole"), "--batch-size", "4"], undisturbed, NEVER, 0.0) == 0
     size = written(root / "whole")
-    report: dict = {"killed": 0, "torn": 0}
+    both = [launch([*command, "--output-dir", str(root / "both"), "--batch-size", "4"], undisturbed) for _ in range(2)]
+    report: dict = {"both": sorted(map(ended, both)), "killed": 0, "torn": 0}
     for _ in range(kills - 1):
         before = written(root / "killed")
         goal, delay = before + chance.randrange(size // kills), chance.uniform(0, 0.005)
@@ -53,21 +54,30 @@ def start(command: list[str], hook: Callable[[], None], goal: int, delay: float)
 
     Returns the signal or exit status.
     """
-    child = os.fork()
-    if child == 0:
-        try:
-            hook()
-            os._exit(generate.main([*command, "--pace", "always"]))
-        finally:
-            os._exit(70)
-    directory = Path(command[command.index("--output-dir") + 1])
+    child, directory = launch(command, hook), Path(command[command.index("--output-dir") + 1])
     while written(directory) < goal and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
     if goal < NEVER:
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return abs(status)
+    return ended(child)
+
+
+def launch(command: list[str], hook: Callable[[], None]) -> int:
+    """A process with a hook and the job."""
+    child = os.fork()
+    if child == 0:
+        try:
+            hook()
+            os._exit(generate.main(command))
+        finally:
+            os._exit(70)
+    return child
+
+
+def ended(child: int) -> int:
+    """Waits for a process; its signal or exit status."""
+    return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def undisturbed() -> None:
