@@ -27,7 +27,7 @@ from specjax.jobs.manifest import (
 )
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.progress import JobProgress
-from specjax.jobs.results import part_record, times_so_far, withdraw, write_results
+from specjax.jobs.results import measured_so_far, part_record, withdraw, write_results
 from specjax.jobs.rows import Fault, Row
 from specjax.jobs.settings import APART, Settings
 
@@ -118,7 +118,7 @@ def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progre
         for finished in slots.complete(intake.requests(rows), lambda: bool(run.signals)):
             elapsed = run.clock() - began - slots.compile_time_s
             tickets = [intake.tickets.pop(each.prompt.id) for each in finished]
-            journal.write(finished, tickets, times_so_far(slots, elapsed))
+            journal.write(finished, tickets, measured_so_far(slots, elapsed))
             tokens, steps = (sum(int(getattr(each.stats, name)) for each in finished) for name in ("emitted", "steps"))
             progress.update(len(finished), tokens, steps, elapsed)
 

@@ -12,11 +12,13 @@ from specjax.jobs.batching import SlotBatch
 from specjax.jobs.completion import Completion
 from specjax.jobs.manifest import NAME
 from specjax.jobs.parts import Place, json_line, read_at, sync_directory, write_whole
+from specjax.jobs.runtime import peak_memory
 from specjax.report.metrics import count_metrics, no_stats, predicted_speedup, ratio, throughput_metrics
 from specjax.types import DecodeStats
 
 COMPLETIONS, SUMMARY, ERRORS = "completions.jsonl", "summary.json", "errors.jsonl"
-_TIMES = ("elapsed_s", "compile_time_s", "host_time_s", "plain_step_s", "spec_step_s")
+_MEASURED = ("elapsed_s", "compile_time_s", "host_time_s", "plain_step_s", "spec_step_s")
+_MEASURED += ("peak_host_bytes", "peak_device_bytes")
 _STATS = tuple(field.name for field in dataclasses.fields(DecodeStats))
 
 
@@ -33,7 +35,7 @@ def part_record(completion: Completion, num_truncated_tokens: int) -> dict[str, 
     }
 
 
-def times_so_far(slots: SlotBatch, elapsed_s: float) -> dict[str, float | None]:
+def measured_so_far(slots: SlotBatch, elapsed_s: float) -> dict[str, float | None]:
     """What a part holds, in each record, of its start's measurements: a kill may come at any row, so the last counts.
 
     Args:
@@ -47,6 +49,7 @@ def times_so_far(slots: SlotBatch, elapsed_s: float) -> dict[str, float | None]:
         "host_time_s": round(slots.host_time_s, 6),
         "plain_step_s": plain,
         "spec_step_s": widest,
+        **peak_memory(),
     }
 
 
@@ -120,7 +123,7 @@ class _Totals:
         start = record["process"], record["run"]
         last = self._starts.get(start)
         if last is None or record["elapsed_s"] >= last["elapsed_s"]:
-            self._starts[start] = {name: record[name] for name in _TIMES}
+            self._starts[start] = {name: record[name] for name in _MEASURED}
 
     def metrics(self) -> dict[str, Any]:
         counts = count_metrics(no_stats(0) if self._stats is None else self._stats)
@@ -138,16 +141,18 @@ class _Totals:
             "num_runs": len(self._starts),
             "decoding_time_s": longest,
             **throughput_metrics(self._prompt, counts["num_emitted_tokens"], longest),
-            **self._times(sum(seconds.values()), counts["mean_acceptance_length"]),
+            **self._measured(sum(seconds.values()), counts["mean_acceptance_length"]),
         }
 
-    def _times(self, seconds: float, acceptance_length: float | None) -> dict[str, float | None]:
-        """What starts have measured: sums, and means of step times; and the speed-up that these would give."""
-        found = {name: [times[name] for times in self._starts.values() if times[name] is not None] for name in _TIMES}
+    def _measured(self, seconds: float, acceptance_length: float | None) -> dict[str, float | None]:
+        """What starts have measured: sums, means of step times, most memory; and the speed-up that steps would give."""
+        found = {
+            name: [times[name] for times in self._starts.values() if times[name] is not None] for name in _MEASURED
+        }
         host = sum(found["host_time_s"])
         plain, widest = (ratio(sum(found[name]), len(found[name])) for name in ("plain_step_s", "spec_step_s"))
         stats = no_stats(1) if self._stats is None else self._stats
-        share = ratio(stats.drafted_per_position[:1].sum(), stats.steps) or 0.0
+        share = ratio(int(stats.drafted_per_position[:1].sum()), int(stats.steps)) or 0.0
         step = None if plain is None or widest is None else plain + share * (widest - plain)
         return {
             "compile_time_s": sum(found["compile_time_s"]),
@@ -156,6 +161,8 @@ class _Totals:
             "plain_step_s": plain,
             "spec_step_s": widest,
             "predicted_speedup": predicted_speedup(acceptance_length, draft_s=0.0, verify_s=step, plain_s=plain),
+            "peak_host_bytes": max(found["peak_host_bytes"], default=None),
+            "peak_device_bytes": max(found["peak_device_bytes"], default=None),
         }
 
 

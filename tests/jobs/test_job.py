@@ -39,6 +39,7 @@ def test_files_of_a_job(start, files, model, tmp_path):
     ]
     assert summary["output_tokens_per_second"] == 10 * NEW / summary["decoding_time_s"]
     assert summary["compile_time_s"] > 0
+    assert summary["peak_host_bytes"] > 2**25
     assert 0 < summary["host_time_s"] == summary["host_share"] * summary["decoding_time_s"]
     assert summary["predicted_speedup"] is summary["plain_step_s"] is None  # it always speculates
     assert len(manifest["model"]["sha256"]) == 64

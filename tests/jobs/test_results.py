@@ -36,6 +36,8 @@ def summary(directory, times):
             "host_time_s": host,
             "plain_step_s": plain,
             "spec_step_s": spec,
+            "peak_host_bytes": 100 + index,
+            "peak_device_bytes": None,
         }
         with PartWriter(directory, process) as writer:
             writer.append([record])
@@ -59,6 +61,7 @@ def test_times_are_summed_over_starts_and_step_times_averaged(tmp_path):
     assert found["host_time_s"] == pytest.approx(0.9)
     assert found["host_share"] == pytest.approx(0.1)
     assert (found["plain_step_s"], found["spec_step_s"]) == pytest.approx((0.02, 0.03))
+    assert (found["peak_host_bytes"], found["peak_device_bytes"]) == (103, None)
     assert found["predicted_speedup"] == pytest.approx(1.6 * 0.02 / (0.2 * 0.02 + 0.8 * 0.03))
 
 
