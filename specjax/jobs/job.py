@@ -92,10 +92,12 @@ def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_
             _warn_of(refuse(fault, settings), run.console)
         settled = ledger.places.keys() | ledger.errors.keys()
         missing = {line for name, line in share.items() if name not in settled}
-        if missing:
+        if not inventory.rows.keys() <= settled:  # of any process
             withdraw(directory)
         if missing and not run.signals:
-            settings = settle_pace(settings, inventory)
+            asked, settings = settings.pace, settle_pace(settings, inventory)
+            if asked == "measured" and settings.pace != asked:
+                _warn(run.console, "warning: rows are sampled, so they always speculate, whatever --pace measured says")
             journal = _Journal(settings, writer, ledger, run.console)
             rows = inventory.reread(settings, missing)
             total = len(share) - len(faults)

@@ -90,13 +90,14 @@ def test_counters_that_hang_on_the_clock_are_not_in_the_lines(start, files):
 
 
 @pytest.mark.parametrize("pace", ["none", "measured"])
-def test_rows_that_are_sampled_may_be_added_and_are_not_paced_by_the_clock(start, files, monkeypatch, pace):
+def test_rows_that_are_sampled_may_be_added_and_are_not_paced_by_the_clock(start, files, monkeypatch, tmp_path, pace):
     """And the lines hold no counters of the rows before them, which were paced, nor of themselves."""
     paces, build = [], job.build_decoder
     monkeypatch.setattr(job, "build_decoder", lambda *given: paces.append(given[0].effective_pace) or build(*given))
     start(named()[:2], pace=pace)
     start([*named()[:2], {"prompt": "a", "sampling": {"temperature": 1.0}}], pace=pace)
     assert paces == ["measured", "always"]
+    assert ("always speculate, whatever --pace" in (tmp_path / "shown").read_text()) == (pace == "measured")
     assert all("num_spec_steps" not in row["metrics"] for row in files())
     assert json.loads(files("manifest.json", raw=True))["settings"]["pace"] == "measured"
     start([{"prompt": "a", "sampling": {"temperature": 1.0}}], "--verifier", "exact_match", directory="e", pace=pace)
