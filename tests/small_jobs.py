@@ -1,7 +1,7 @@
 """What tests of jobs and scripts share: a tiny model on disk, and programs that compile quickly."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,17 @@ _READ = decoding.fast_jit(replay._read.__wrapped__, static_argnames=("target", "
 _DRAFT = decoding.fast_jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
 _VERIFY = decoding.fast_jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
+
+
+TEXTS = ["abab", "b", "abab", "naïve café", "c" * 14, "abcabcabc", "ba", "cc", "a", "bcbcb"]
+"""Prompts of a job. Two are equal."""
+NEW = 8
+"""Tokens that each of its rows gets."""
+
+
+def named(texts: Sequence[str] = TEXTS) -> list[dict[str, Any]]:
+    """Rows of these prompts, with ids of their own."""
+    return [{"id": f"row {index}", "prompt": text} for index, text in enumerate(texts)]
 
 
 def write_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:

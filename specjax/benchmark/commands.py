@@ -7,11 +7,12 @@ from typing import Any
 from specjax.benchmark.measure import Pair, measure, num_batches
 from specjax.benchmark.options import Plan, recorded
 from specjax.benchmark.questions import Question, read_questions
-from specjax.benchmark.summary import batch_records, by_category, environment, peak_memory, summarize_pairs
+from specjax.benchmark.summary import batch_records, by_category, environment, summarize_pairs
 from specjax.benchmark.synthetic import with_synthetic_acceptance
 from specjax.benchmark.tune import predict, recommend, step_costs
 from specjax.jobs.decoder import Decoder, build_decoder
 from specjax.jobs.model import LoadedModel, load_model
+from specjax.jobs.runtime import peak_memory
 from specjax.jobs.settings import Settings, record
 from specjax.report.metrics import pool
 

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -79,19 +78,6 @@ def environment() -> dict[str, Any]:
         **{name: _version(name) for name in packages},
         "matmul_precision": jax.config.values["jax_default_matmul_precision"],
         "prng": jax.config.values["jax_default_prng_impl"],
-    }
-
-
-def peak_memory() -> dict[str, int | None]:
-    """Bytes this process has held at most: on the host, and on its first device where that keeps count.
-
-    Both ways of decoding, compiling and loading all count: it is what the machine has to have.
-    """
-    unit = 1 if sys.platform == "darwin" else 1024
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return {
-        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        "peak_device_bytes": stats.get("peak_bytes_in_use"),
     }
 
 

@@ -28,6 +28,7 @@ def render_chat(
     *,
     special_tokens: Mapping[str, str],
     add_generation_prompt: bool = True,
+    now: datetime.datetime | None = None,
 ) -> str:
     """Renders a conversation with a chat template.
 
@@ -40,6 +41,7 @@ def render_chat(
       messages: dictionaries with a `role` and a `content` string each; other keys are passed on.
       special_tokens: texts by name, visible to the template (`bos_token`, ...).
       add_generation_prompt: ask for what opens the assistant's answer.
+      now: what `strftime_now` tells the template; None: the clock's time.
 
     Raises:
       ValueError: messages of another form, or a template that is malformed, refused, or raises an error itself.
@@ -49,6 +51,7 @@ def render_chat(
         raise ValueError(f"expected a chat template of at most {_MAX_SOURCE} characters, got {len(template)}")
     try:
         environment = _Sandbox()
+        environment.globals["strftime_now"] = (now or datetime.datetime.now()).strftime
         compiled = jinja2.Template.from_code(environment, _compile(template), environment.make_globals(None))
         return _bounded_join(compiled.generate(variables))
     except Exception as error:  # a template can raise anything
@@ -86,7 +89,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._steps = itertools.count(1)
         self.filters[_COUNTED] = self._counted
         self.filters["tojson"] = _to_json
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.globals.update(raise_exception=_raise_exception)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls something that the template calls."""
@@ -164,10 +167,6 @@ def _result_size(operator: str, left: Any, right: Any) -> Any:
 
 def _raise_exception(message: str) -> None:
     raise ValueError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:

@@ -1,6 +1,7 @@
 """Tokenizers: text to ids and back, read from Hugging Face or specjax directories and from GGUF files."""
 
 import dataclasses
+import datetime
 import functools
 import json
 import os
@@ -38,6 +39,8 @@ class Tokenizer:
     eos_ids: tuple[int, ...] = ()
     """Ids that end a text: the tokenizer's own EOS first, then the others that the source names."""
     chat_template: str | None = None
+    template_time: datetime.datetime | None = None
+    """What the chat template takes for now; None: the time at which it is used."""
     piece_rule: PieceRule = dataclasses.field(init=False)
     """How pieces spell text."""
 
@@ -148,6 +151,7 @@ class Tokenizer:
             messages,
             special_tokens=self.special_tokens,
             add_generation_prompt=add_generation_prompt,
+            now=self.template_time,
         )
         return self.encode(text, add_special_tokens=False)
 

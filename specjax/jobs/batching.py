@@ -24,6 +24,7 @@ from specjax.types import FinishReason, Pace, SamplingParams
 
 MAX_STEPS = 32
 """Steps after which the host looks at the rows even if none is done."""
+_REPEATS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,8 +66,13 @@ class SlotBatch:
         self._given_at = clock()
         self.compile_time_s = 0.0
         """Seconds of tracing, compiling (or reading from the cache), first runs and measured steps."""
+        self.dispatch_time_s = 0.0
+        """Seconds of a call of the decoding program without a step: what any call costs beside what it computes."""
         self.host_time_s = 0.0
-        """Seconds of the host's own work, calls of programs apart, at whose end the device stood still."""
+        """Seconds that the device waited for the host, compiling apart: the host's own work at whose end the device
+        stood still, and for each call of a program (two for each prompt that is taken up) `dispatch_time_s`."""
+        self.step_times_s: tuple[float, float] | None = None
+        """Seconds of a plain step and of the widest one over half of the first buffers; None: not measured."""
         self.num_calls = 0
         """Calls of the decoding program."""
 
@@ -79,12 +85,20 @@ class SlotBatch:
           requests: taken up in order. Those of similar length in a row waste least.
           stop: asked between two calls of the device, and before each prompt. Once it says yes nothing more is read or
             decoded; what is not done is dropped.
+
+        Raises:
+          Exception: what `requests` raises, once all that was done before has been yielded.
         """
         waiting, finished = itertools.takewhile(lambda _: not stop(), requests), []
-        while self._fill(waiting) and not stop():
-            self._advance()
+        try:
+            while self._fill(waiting) and not stop():
+                self._advance()
+                yield finished
+                finished = []  # the caller has them
+                finished = self._collect()
+        except Exception:
             yield finished
-            finished = self._collect()
+            raise
         yield finished
 
     def _fill(self, waiting: Iterator[Request]) -> bool:
@@ -114,7 +128,7 @@ class SlotBatch:
         self._stepwise[slot] = bool(request.sampling.stop)
         program = _columns(row), _columns(slots)
         if program in self._programs:
-            self.host_time_s += waited
+            self.host_time_s += waited + 2 * self.dispatch_time_s
         else:
             self._count_compilation(began, program)
 
@@ -137,7 +151,10 @@ class SlotBatch:
         """Learns what a step costs."""
         decoder = self._decoder
         slots = decoder.driver.empty_slots(row, len(self._texts), config=decoder.config)
-        self._pace = self._pace_of(measure_costs(decoder, slots.state, slots.sampling, self._clock))
+        middle = _columns(slots) // 2
+        costs = measure_costs(decoder, slots.state, slots.sampling, self._clock)
+        plain, *_, widest = (costs @ np.array([1, middle])).tolist()
+        self._pace, self.step_times_s = self._pace_of(costs), (plain, widest)
 
     def _pace_of(self, costs: np.ndarray) -> Pace | None:
         """What rows begin with: a pace with these costs, unless all of them speculate always."""
@@ -145,17 +162,27 @@ class SlotBatch:
 
     def _grow(self, row: Slots) -> Slots:
         """Slots with buffers as long as those of `row`, and what they held so far."""
-        decoder, driver, config = self._decoder, self._decoder.driver, self._decoder.config
+        driver, config = self._decoder.driver, self._decoder.config
         slots = driver.empty_slots(row, len(self._texts), config=config)
         if self._slots is not None:
             slots = driver.insert(slots, self._slots, 0, config=config)
-        state = driver.decode_steps(decoder.params, slots.state, slots.sampling, 0, config=config)
+        return self._decode(slots, 0)
+
+    def _decode(self, slots: Slots, num_steps: int, least: int = 1) -> Slots:
+        """Slots after a call of the decoding program, which has them donated."""
+        run, params, config = self._decoder.driver.decode_steps, self._decoder.params, self._decoder.config
+        state = run(params, slots.state, slots.sampling, num_steps, least, config=config)
         return dataclasses.replace(slots, state=state)
 
     def _count_compilation(self, began: float, program: tuple[int, ...]) -> None:
-        """Keeps the first run of a program, from `began` on, apart from the host's time."""
+        """Keeps the first run of a program, from `began` on, apart from the host's time; learns what a call costs."""
         self._programs.add(program)
-        jax.block_until_ready(self._slots)
+        slots, times = jax.block_until_ready(self._taken()), []
+        for _ in range(_REPEATS):
+            called = self._clock()
+            slots = jax.block_until_ready(self._decode(slots, 0))
+            times.append(self._clock() - called)
+        self._slots, self.dispatch_time_s = slots, min(times)
         self._reading, self._given_at = None, self._clock()
         self.compile_time_s += self._given_at - began
 
@@ -166,15 +193,11 @@ class SlotBatch:
 
     def _advance(self) -> None:
         """Starts a call that ends when a row is done, for which a request may wait, or after some steps."""
-        slots, running = self._taken(), sum(text is not None for text in self._texts)
+        running = sum(text is not None for text in self._texts)
         num_steps = 1 if any(self._stepwise) else self._max_steps
-        least = running if self._more else 1
-        decoder, limits = self._decoder, (num_steps, least)
-        self.host_time_s += self._waited_s()
+        self.host_time_s += self._waited_s() + self.dispatch_time_s
         self.num_calls += 1
-        run = decoder.driver.decode_steps
-        state = run(decoder.params, slots.state, slots.sampling, *limits, config=decoder.config)
-        self._slots = dataclasses.replace(slots, state=state)
+        self._slots = self._decode(self._taken(), num_steps, running if self._more else 1)
 
     def _collect(self) -> list[Completion]:
         """Waits for the call to end and takes what is done out of the slots."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.jobs.parts import Place, read_records
 from specjax.jobs.rows import Fault, Row, read_rows
@@ -55,7 +56,9 @@ class Ledger:
     places: dict[str | int, Place]
     """Of completed rows."""
     errors: dict[str | int, str]
-    """Why rows could not be completed."""
+    """Why rows could not be completed, and would not be now either."""
+    starts: list[dict[str, Any]]
+    """Process, number and environment of each start that has completed any row."""
     runs: int
     """Starts of this process that have written anything."""
 
@@ -93,24 +96,32 @@ def refuse(fault: Fault, settings: Settings) -> Fault:
     return fault
 
 
-def read_ledger(directory: Path, inventory: Inventory, process_index: int) -> Ledger:
+def read_ledger(directory: Path, inventory: Inventory, job: Job) -> Ledger:
     """Reads all parts.
 
     Raises:
       ValueError: a part that is damaged, or a completed row that the input does not hold like that any more.
     """
-    ledger = Ledger(places={}, errors={}, runs=0)
+    ledger = Ledger(places={}, errors={}, starts=[], runs=0)
     for place, record in read_records(directory):
         name = record["id"]
-        if record["process"] == process_index:
+        if record["process"] == job.process_index:
             ledger.runs = max(ledger.runs, record["run"] + 1)
+        if "start" in record:
+            ledger.starts.append({"process": record["process"], "run": record["run"], **record["start"]})
         if "error" not in record:
             _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
-        elif inventory.rows.get(name, (0, None))[1] == place.digest:  # or else it was mended or taken out since
+        elif _stands(record, inventory, job):
             ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}
     return ledger
+
+
+def _stands(record: Mapping[str, Any], inventory: Inventory, job: Job) -> bool:
+    """Whether an error still holds: or else its row was mended or taken out, or long prompts are treated otherwise."""
+    _, digest = inventory.rows.get(record["id"], (0, None))
+    return (digest, job.long_prompts) == (record["digest"], record.get("long_prompts"))
 
 
 def _check_known(name: str | int, place: Place, inventory: Inventory) -> None:
@@ -127,17 +138,6 @@ def _check_known(name: str | int, place: Place, inventory: Inventory) -> None:
 
 
 def settle_pace(settings: Settings, inventory: Inventory) -> Settings:
-    """The settings with a pace on which no token depends.
-
-    Raises:
-      ValueError: rows are sampled and paced by the clock, and the verifier lets that show.
-    """
+    """The settings with a pace on which no token depends: always, if the verifier lets it show in rows that sample."""
     shows = inventory.samples and not isinstance(settings.verifier, ExactMatch)
-    if not shows or settings.effective_pace == "always":
-        return settings
-    if settings.pace == "measured":
-        raise ValueError(
-            "expected --pace always or --verifier exact_match for rows that are sampled, got --pace measured: their "
-            "tokens would depend on this machine's speed, and a resumed job would not repeat them"
-        )
-    return dataclasses.replace(settings, pace="always")
+    return dataclasses.replace(settings, pace="always") if shows and settings.effective_pace == "measured" else settings

@@ -52,6 +52,11 @@ class JobProgress:
             self._shown = now
             self._console.print(f"{self._done}/{self._total} rows, {rates}", soft_wrap=True)
 
+    def leave_out(self) -> None:
+        """Takes a row that cannot be completed out of the total."""
+        self._total -= 1
+        self._bar.update(self._task, total=self._total)
+
     def _rates(self, seconds: float) -> str:
         speed, length = ratio(self._tokens, seconds), ratio(self._tokens, self._steps)
         left = ratio(seconds * (self._total - self._done), self._done - self._before)

@@ -14,6 +14,13 @@ ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tok
 _PARAMETERS = {field.name for field in dataclasses.fields(Sampling)} | ALIASES.keys()
 _OTHER_NAMES = {"custom_id": "id", "sampling_params": "sampling"}
 """What other formats call keys of a plain row, which would be passed over in silence."""
+_UNKNOWN = {"stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "n", "best_of", "logprobs"}
+_UNKNOWN |= {"top_logprobs", "prompt_logprobs", "echo", "suffix", "tools", "tool_choice", "functions"}
+_UNKNOWN |= {"function_call", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+_UNKNOWN |= {"structured_outputs", "min_length", "max_length", "num_beams", "do_sample", "typical_p"}
+_UNKNOWN |= {"truncate_prompt_tokens", "chat_template", "chat_template_kwargs", "add_generation_prompt"}
+_UNKNOWN |= {"include_stop_str_in_output", "skip_special_tokens"}
+"""Parameters of other programs that would change what comes out, and that are nothing here."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,10 @@ class Prompt:
     """A text, or the messages of a conversation."""
     token_ids: tuple[int, ...] = ()
     """The ids to go on from; empty until `encode_prompts`."""
+
+    def __post_init__(self) -> None:
+        if self.content == "" and not self.token_ids:
+            raise ValueError(f"prompt {self.id!r}: expected some text, got an empty one")
 
 
 def read_prompts(texts: Sequence[str] = (), path: str | Path | None = None) -> list[Prompt]:
@@ -88,7 +99,7 @@ def prompt_of(row: Any, default_id: int) -> Prompt:
       default_id: the id of a row that names none.
 
     Raises:
-      ValueError: no such object.
+      ValueError: no such object, or an empty prompt.
     """
     if isinstance(row, dict) and "turns" in row and not {"prompt", "messages"} & row.keys():
         row = _first_turn(row)
@@ -104,7 +115,7 @@ def prompt_of(row: Any, default_id: int) -> Prompt:
 
 
 def refuse_strays(row: Mapping[str, Any]) -> None:
-    """Refuses keys of a plain row that mean something, but not where they stand or not by that name.
+    """Refuses keys of a plain row that mean something, but not where they stand, not by that name, or not here.
 
     Raises:
       ValueError: there is one.
@@ -112,6 +123,8 @@ def refuse_strays(row: Mapping[str, Any]) -> None:
     stray = sorted(_PARAMETERS & row.keys())
     if stray:
         raise ValueError(f"expected {stray[0]!r} inside 'sampling', got it beside the prompt")
+    for name in sorted(_UNKNOWN & row.keys()):
+        raise ValueError(f"expected no {name!r}, which is not supported, got one: take it out")
     for name in sorted(_OTHER_NAMES.keys() & row.keys()):
         raise ValueError(f"expected no {name!r} beside the prompt, got one: here it is called {_OTHER_NAMES[name]!r}")
 

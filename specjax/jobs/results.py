@@ -2,18 +2,23 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specjax.jobs.batching import SlotBatch
 from specjax.jobs.completion import Completion
-from specjax.jobs.parts import Place, json_line, read_at, write_whole
-from specjax.report.metrics import count_metrics, no_stats, throughput_metrics
+from specjax.jobs.manifest import NAME
+from specjax.jobs.parts import Place, json_line, read_at, sync_directory, write_whole
+from specjax.jobs.runtime import peak_memory
+from specjax.report.metrics import count_metrics, no_stats, predicted_speedup, ratio, throughput_metrics
 from specjax.types import DecodeStats
 
 COMPLETIONS, SUMMARY, ERRORS = "completions.jsonl", "summary.json", "errors.jsonl"
+_MEASURED = ("elapsed_s", "compile_time_s", "host_time_s", "plain_step_s", "spec_step_s")
+_MEASURED += ("peak_host_bytes", "peak_device_bytes")
 _STATS = tuple(field.name for field in dataclasses.fields(DecodeStats))
 
 
@@ -27,6 +32,24 @@ def part_record(completion: Completion, num_truncated_tokens: int) -> dict[str, 
         "num_prompt_tokens": len(completion.prompt.token_ids),
         "num_truncated_tokens": num_truncated_tokens,
         "stats": {name: np.asarray(getattr(completion.stats, name)).tolist() for name in _STATS},
+    }
+
+
+def measured_so_far(slots: SlotBatch, elapsed_s: float) -> dict[str, float | None]:
+    """What a part holds, in each record, of its start's measurements: a kill may come at any row, so the last counts.
+
+    Args:
+      slots: what decodes.
+      elapsed_s: seconds of decoding up to now, compiling left out.
+    """
+    plain, widest = (None, None) if slots.step_times_s is None else slots.step_times_s
+    return {
+        "elapsed_s": round(elapsed_s, 6),
+        "compile_time_s": round(slots.compile_time_s, 6),
+        "host_time_s": round(slots.host_time_s, 6),
+        "plain_step_s": plain,
+        "spec_step_s": widest,
+        **peak_memory(),
     }
 
 
@@ -47,7 +70,7 @@ def completion_record(record: Mapping[str, Any], *, paced: bool) -> dict[str, An
 def write_results(
     directory: Path, places: Sequence[Place], errors: Sequence[Mapping[str, Any]], *, paced: bool
 ) -> dict[str, Any]:
-    """Writes the files that a job ends with.
+    """Writes the files that a job ends with; `completions.jsonl` comes last, since it says that the job is done.
 
     Args:
       directory: of the job.
@@ -58,31 +81,36 @@ def write_results(
     Returns:
       The summary.
     """
-    totals = _Totals()
-
-    def lines() -> Iterator[bytes]:
-        for record in read_at(places):
-            totals.add(record)
-            yield json_line(completion_record(record, paced=paced))
-
-    for abandoned in directory.glob(f".{COMPLETIONS}-*"):  # by a crash in the middle of what follows
-        abandoned.unlink()
-    write_whole(directory / COMPLETIONS, lines())
-    (directory / ERRORS).unlink(missing_ok=True)
+    for name in (COMPLETIONS, SUMMARY, ERRORS, NAME):
+        for abandoned in directory.glob(f".{name}-*"):  # by a crash in the middle of what follows
+            abandoned.unlink()
     if errors:
         write_whole(directory / ERRORS, map(json_line, errors))
+    else:
+        (directory / ERRORS).unlink(missing_ok=True)
+    totals = _Totals()
+    for record in read_at(places):
+        totals.add(record)
     summary = totals.metrics() | {"num_errors": len(errors)}
     write_whole(directory / SUMMARY, [json.dumps(summary, indent=2).encode() + b"\n"])
+    lines = (json_line(completion_record(record, paced=paced)) for record in read_at(places))
+    write_whole(directory / COMPLETIONS, lines)
     return summary
 
 
+def withdraw(directory: Path) -> None:
+    """Takes `completions.jsonl` away for as long as rows are missing in it, so that nobody takes the job for done."""
+    (directory / COMPLETIONS).unlink(missing_ok=True)
+    sync_directory(directory)
+
+
 class _Totals:
-    """Counters of all rows, and the time of each start of each process up to its last row."""
+    """Counters of all rows, and what each start of each process had measured at its last row."""
 
     def __init__(self) -> None:
         self._rows = self._prompt = self._truncated = 0
         self._stats: DecodeStats | None = None
-        self._elapsed: dict[int, dict[int, float]] = {}
+        self._starts: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._reasons = dict.fromkeys(("stop", "length", "nan"), 0)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -92,22 +120,49 @@ class _Totals:
         self._truncated += record["num_truncated_tokens"] > 0
         self._reasons[record["finish_reason"]] += 1
         self._stats = stats if self._stats is None else _sum(self._stats, stats)
-        runs, run = self._elapsed.setdefault(record["process"], {}), record["run"]
-        runs[run] = max(runs.get(run, 0.0), record["elapsed_s"])
+        start = record["process"], record["run"]
+        last = self._starts.get(start)
+        if last is None or record["elapsed_s"] >= last["elapsed_s"]:
+            self._starts[start] = {name: record[name] for name in _MEASURED}
 
     def metrics(self) -> dict[str, Any]:
         counts = count_metrics(no_stats(0) if self._stats is None else self._stats)
-        seconds = max((sum(runs.values()) for runs in self._elapsed.values()), default=0.0)
+        seconds: dict[int, float] = {}
+        for (process, _), times in self._starts.items():
+            seconds[process] = seconds.get(process, 0.0) + times["elapsed_s"]
+        longest = max(seconds.values(), default=0.0)
         return {
             "num_prompts": self._rows,
             "num_truncated_prompts": self._truncated,
             "finish_reasons": self._reasons,
             "num_prompt_tokens": self._prompt,
             **counts,
-            "num_processes": len(self._elapsed),
-            "num_runs": sum(map(len, self._elapsed.values())),
-            "decoding_time_s": seconds,
-            **throughput_metrics(self._prompt, counts["num_emitted_tokens"], seconds),
+            "num_processes": len(seconds),
+            "num_runs": len(self._starts),
+            "decoding_time_s": longest,
+            **throughput_metrics(self._prompt, counts["num_emitted_tokens"], longest),
+            **self._measured(sum(seconds.values()), counts["mean_acceptance_length"]),
+        }
+
+    def _measured(self, seconds: float, acceptance_length: float | None) -> dict[str, float | None]:
+        """What starts have measured: sums, means of step times, most memory; and the speed-up that steps would give."""
+        found = {
+            name: [times[name] for times in self._starts.values() if times[name] is not None] for name in _MEASURED
+        }
+        host = sum(found["host_time_s"])
+        plain, widest = (ratio(sum(found[name]), len(found[name])) for name in ("plain_step_s", "spec_step_s"))
+        stats = no_stats(1) if self._stats is None else self._stats
+        share = ratio(int(stats.drafted_per_position[:1].sum()), int(stats.steps)) or 0.0
+        step = None if plain is None or widest is None else plain + share * (widest - plain)
+        return {
+            "compile_time_s": sum(found["compile_time_s"]),
+            "host_time_s": host,
+            "host_share": ratio(host, seconds),
+            "plain_step_s": plain,
+            "spec_step_s": widest,
+            "predicted_speedup": predicted_speedup(acceptance_length, draft_s=0.0, verify_s=step, plain_s=plain),
+            "peak_host_bytes": max(found["peak_host_bytes"], default=None),
+            "peak_device_bytes": max(found["peak_device_bytes"], default=None),
         }
 
 

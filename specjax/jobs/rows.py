@@ -30,6 +30,8 @@ _NO_PARAMETERS = {"prompt", "messages", "model", "user", "metadata"}
 _NOT_BESIDE_BODY = {"id", "prompt", "messages", "turns", "sampling"}
 _NEUTRAL = {"n": 1, "stream": False, "logprobs": False}
 """Keys of an OpenAI body that are taken with the one value that asks for nothing."""
+_URLS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+"""What an OpenAI body must hold, by where its request goes."""
 _BUFFER_BYTES = 1 << 20
 """Read at a time: files far away fetch or copy a block for every line that is read from them as they are."""
 
@@ -116,6 +118,10 @@ def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(f"expected no {name!r} beside 'body' (OpenAI's format, with 'custom_id'), got one")
     if not isinstance(body, dict) or row.get("method", "POST") != "POST":
         raise ValueError("expected a POST request whose 'body' is an object")
+    url = row.get("url")
+    if url is not None and not any(url == known and name in body for known, name in _URLS.items()):
+        wanted = " or ".join(f"{known} with {name!r} in its body" for known, name in _URLS.items())
+        raise ValueError(f"expected a 'url' of {wanted}, got {url!r} with {', '.join(body) or 'nothing'}")
     body = {name: value for name, value in body.items() if value is not None}
     for name, neutral in _NEUTRAL.items():
         if body.get(name, neutral) != neutral:

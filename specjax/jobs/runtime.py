@@ -1,7 +1,8 @@
-"""What scripts share: settings of JAX before anything runs, an output file, and one line for an error."""
+"""What scripts share: settings of JAX before anything runs, an output file, one line for an error, peak memory."""
 
 import contextlib
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -37,3 +38,16 @@ def fail(error: Exception, status: int) -> int:
 def open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
     """A script's output file, None without a path; of several processes the first one's alone."""
     return contextlib.nullcontext() if path is None else Path(only_on_first(path)).open("w", encoding="utf-8")
+
+
+def peak_memory() -> dict[str, int | None]:
+    """Bytes this process has held at most: on the host, and on its first device where that keeps count.
+
+    Everything counts, compiling and loading too: it is what the machine has to have.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "peak_device_bytes": stats.get("peak_bytes_in_use"),
+    }

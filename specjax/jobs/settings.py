@@ -134,11 +134,6 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"expected seed in 0..{2**32 - 1}, got {self.seed}")
-        if self.stop and self.min_tokens:
-            raise ValueError("expected --stop without --min-tokens, got both: a stop string can end a text earlier")
-        shaping = self.top_k != 0 or self.top_p != 1 or self.min_p != 0
-        if shaping and self.temperature == 0:
-            raise ValueError("expected --temperature above 0 with --top-k, --top-p or --min-p, got 0 (greedy)")
 
     def rows(self, batch_size: int, eos_ids: Sequence[int]) -> SamplingParams:
         """The parameters of `batch_size` equal rows.
@@ -250,6 +245,7 @@ class Settings:
     job: Job = dataclasses.field(default_factory=Job)
 
     def __post_init__(self) -> None:
+        self._check_sampling()
         self._check_decoding()
         self._check_job()
         self._check_files()
@@ -271,6 +267,15 @@ class Settings:
         if self.pace is not None:
             return self.pace
         return "measured" if self.promises_equal_tokens and not isinstance(self.drafter, NoDraft) else "always"
+
+    def _check_sampling(self) -> None:
+        """What is refused of a whole run, and taken from a row whose own parameters meet those of its job."""
+        sampling = self.sampling
+        if sampling.stop and sampling.min_tokens:
+            raise ValueError("expected --stop without --min-tokens, got both: a stop string can end a text earlier")
+        shaping = sampling.top_k != 0 or sampling.top_p != 1 or sampling.min_p != 0
+        if shaping and sampling.temperature == 0:
+            raise ValueError("expected --temperature above 0 with --top-k, --top-p or --min-p, got 0 (greedy)")
 
     def _check_decoding(self) -> None:
         if isinstance(self.drafter, DraftModel) and not self.drafter.model:

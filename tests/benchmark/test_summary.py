@@ -1,7 +1,8 @@
 import pytest
 from measured import pair_of
 
-from specjax.benchmark.summary import batch_records, by_category, environment, peak_memory, summarize_pairs
+from specjax.benchmark.summary import batch_records, by_category, environment, summarize_pairs
+from specjax.jobs.runtime import peak_memory
 
 
 def test_figures_of_a_pair():

@@ -1,3 +1,4 @@
+import datetime
 import time
 import types
 
@@ -99,6 +100,17 @@ def test_known_text():
     user = "<|im_start|>user\nHi<|im_end|>\n"
     assert render(CHATML) == system + user + "<|im_start|>assistant\n"
     assert render(CHATML, add_generation_prompt=False) == system + user
+
+
+def test_the_time_is_the_one_that_is_given_or_the_clocks():
+    template = "{{ strftime_now('%d %b %Y %H:%M') }}"
+    assert render(template, now=datetime.datetime(2024, 7, 26, 9, 5)) == "26 Jul 2024 09:05"
+    before, told, after = (
+        datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        render("{{ strftime_now('%Y-%m-%d %H:%M') }}"),
+        datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+    )
+    assert before <= told <= after
 
 
 def test_error_of_the_template_is_told():

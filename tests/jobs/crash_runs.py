@@ -5,59 +5,83 @@
 Everything is imported once; each start of the job is a fork, made before JAX has started any thread.
 """
 
+import functools
 import json
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import generate
 import jax
 
-from specjax.jobs import parts
+from specjax.jobs import parts, results
 
 NEVER = 2**62
+"""Bytes that no part has: the job is left alone."""
 
 
 def main(model: str, rows: str, directory: str, kills: int, seed: int, arguments: list[str]) -> None:
     chance, root = random.Random(seed), Path(directory)
     command = ["--model", model, "--input", rows, *arguments]
-    assert start([*command, "--output-dir", str(root / "whole"), "--batch-size", "4"], None, NEVER, 0.0) == 0
+    assert start([*command, "--output-dir", str(root / "whole"), "--batch-size", "4"], undisturbed, NEVER, 0.0) == 0
     size = written(root / "whole")
-    report: dict = {"killed": 0, "torn": 0}
-    for _ in range(kills):
+    both = [launch([*command, "--output-dir", str(root / "both"), "--batch-size", "4"], undisturbed) for _ in range(2)]
+    report: dict = {"both": sorted(map(ended, both)), "killed": 0, "torn": 0}
+    for _ in range(kills - 1):
         before = written(root / "killed")
         goal, delay = before + chance.randrange(size // kills), chance.uniform(0, 0.005)
         if before > 0.8 * size or chance.random() < 0.3:
             goal, delay = 0, chance.uniform(0, 1)  # while it is starting
         batch = ["--batch-size", str(chance.choice([2, 4]))]
-        status = start([*command, "--output-dir", str(root / "killed"), *batch], chance.randrange(2**32), goal, delay)
+        hook = functools.partial(write_in_pieces, random.Random(chance.randrange(2**32)))
+        status = start([*command, "--output-dir", str(root / "killed"), *batch], hook, goal, delay)
         report["killed"] += status == signal.SIGKILL
         report["torn"] += not whole(root / "killed")
-    assert start([*command, "--output-dir", str(root / "killed"), "--batch-size", "4"], None, NEVER, 0.0) == 0
+    if kills:
+        last = [*command, "--output-dir", str(root / "killed"), "--batch-size", "4"]
+        report["killed"] += start(last, die_at_the_end, NEVER, 0.0) == signal.SIGKILL
+        report["left"] = sorted(path.name[:17] for path in (root / "killed").iterdir())
+    assert start([*command, "--output-dir", str(root / "killed"), "--batch-size", "4"], undisturbed, NEVER, 0.0) == 0
     print(json.dumps(report))
 
 
-def start(command: list[str], seed: int | None, goal: int, delay: float) -> int:
-    """Runs the job in a fork and kills it a moment after its part has so many bytes; the signal or exit status."""
-    child = os.fork()
-    if child == 0:
-        try:
-            if seed is not None:
-                write_in_pieces(random.Random(seed))
-            os._exit(generate.main([*command, "--pace", "always"]))
-        finally:
-            os._exit(70)
-    directory = Path(command[command.index("--output-dir") + 1])
+def start(command: list[str], hook: Callable[[], None], goal: int, delay: float) -> int:
+    """Runs a hook and the job in a fork, and kills it a moment after its part has so many bytes.
+
+    Returns the signal or exit status.
+    """
+    child, directory = launch(command, hook), Path(command[command.index("--output-dir") + 1])
     while written(directory) < goal and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
     if goal < NEVER:
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return abs(status)
+    return ended(child)
+
+
+def launch(command: list[str], hook: Callable[[], None]) -> int:
+    """A process with a hook and the job."""
+    child = os.fork()
+    if child == 0:
+        try:
+            hook()
+            os._exit(generate.main(command))
+        finally:
+            os._exit(70)
+    return child
+
+
+def ended(child: int) -> int:
+    """Waits for a process; its signal or exit status."""
+    return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def undisturbed() -> None:
+    """Nothing happens to the job."""
 
 
 def write_in_pieces(chance: random.Random) -> None:
@@ -69,6 +93,21 @@ def write_in_pieces(chance: random.Random) -> None:
         return write(file, data[: chance.randrange(1, 200)])
 
     parts.os.write = write_some
+
+
+def die_at_the_end() -> None:
+    """`completions.jsonl` is begun, and the job dies."""
+    write_whole = results.write_whole
+
+    def write_or_die(path: Path, lines: Iterable[bytes]) -> None:
+        write_whole(path, first_line_and_death(lines) if path.name == results.COMPLETIONS else lines)
+
+    results.write_whole = write_or_die
+
+
+def first_line_and_death(lines: Iterable[bytes]) -> Iterator[bytes]:
+    yield next(iter(lines))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def written(directory: Path) -> int:

@@ -107,8 +107,8 @@ def test_a_call_ends_when_a_row_is_done_or_after_so_many_steps(monkeypatch):
     decoder = decoder_of(log_probs=False)
     slots = SlotBatch(decoder, 2, max_steps=2)
     play(slots, requests(decoder, prompts_of(*[KNOWN] * 3)))
-    assert calls[0][0] == 0  # compiles
-    assert calls[1:] == [(2, 2, 4), (2, 2, 2), (2, 1, 2), (2, 1, 1)]
+    assert [call[0] for call in calls[:4]] == [0] * 4  # compiles, and learns what a call costs
+    assert calls[4:] == [(2, 2, 4), (2, 2, 2), (2, 1, 2), (2, 1, 1)]
     assert slots.num_calls == 4
 
 
@@ -143,6 +143,26 @@ def test_stopping_while_slots_are_filled_reads_no_other_prompt(monkeypatch):
     assert (len(read), slots.num_calls) == (2, 0)
 
 
+def test_requests_that_fail_take_nothing_with_them_that_is_done():
+    decoder = sampled()
+
+    def asked():
+        yield from requests(decoder, prompts_of(*TEXTS[:4]))
+        raise ValueError("no more")
+
+    done, texts = [], prompts_of(*TEXTS)
+
+    def take():
+        for finished in SlotBatch(decoder, 2).complete(asked()):
+            done.extend(finished)
+
+    with pytest.raises(ValueError, match="no more"):
+        take()
+    assert len(done) == len({row.prompt.id for row in done}) == 3  # the fourth runs when a slot is free for a fifth
+    wanted = alone(decoder, texts)
+    assert_equal({row.prompt.id: row for row in done}, {row.prompt.id: wanted[row.prompt.id] for row in done})
+
+
 def test_no_requests():
     assert list(SlotBatch(sampled(), 2).complete([])) == [[]]
 
@@ -152,8 +172,10 @@ def test_measured_pace_leaves_the_tokens(monkeypatch):
     times = []
     monkeypatch.setattr(batching, "measure_costs", lambda *_: times.append(0) or np.array([[1.0, 0], [10, 0]]))
     decoder = decoder_of(log_probs=False, measured_pace=True)
-    rows, _ = play(SlotBatch(decoder, 2), requests(decoder, prompts_of(*[KNOWN] * 3)))
+    slots = SlotBatch(decoder, 2)
+    rows, _ = play(slots, requests(decoder, prompts_of(*[KNOWN] * 3)))
     assert times == [0]
+    assert slots.step_times_s == (1.0, 10.0)
     assert {row.text for row in rows.values()} == {"123abcdefghi"}
     assert [int(rows[index].stats.drafted) for index in range(3)] == [0] * 3
 
@@ -169,24 +191,29 @@ def test_the_clock_sees_the_host_and_compilation_apart():
     slots = SlotBatch(decoder, 2, clock=clock)
     play(slots, requests(decoder, prompts_of("a", "b", "c")))
     assert slots.compile_time_s > 0
-    assert 0 < slots.host_time_s < now[0] - slots.compile_time_s
+    own = slots.host_time_s - (2 * 2 + slots.num_calls) * slots.dispatch_time_s
+    assert 0 < own < now[0] - slots.compile_time_s
 
 
-def test_the_host_is_not_charged_with_what_the_device_does(monkeypatch):
-    """Encoding a row takes a second, reading its prompt a hundred, as where a call runs before it returns."""
+def test_the_host_is_charged_for_its_own_work_and_for_calling_programs(monkeypatch):
+    """Encoding a row takes a second, reading its prompt a hundred, as where a call runs before it returns; ten seconds
+    are a call of the decoder, with or without steps."""
     decoder, now = sampled(), [0.0]
 
-    def slow(name, seconds):
-        function = getattr(batching, name)
+    def slow(owner, name, seconds):
+        function = getattr(owner, name)
 
-        def run(*given):
+        def run(*given, **options):
             now[0] += seconds
-            return function(*given)
+            return function(*given, **options)
 
-        monkeypatch.setattr(batching, name, run)
+        monkeypatch.setattr(owner, name, run)
 
-    slow("batch_rows", 1)
-    slow("begin", 100)
+    slow(batching, "batch_rows", 1)
+    slow(batching, "begin", 100)
+    slow(compiled, "decode_steps", 10)
     slots = SlotBatch(decoder, 1, clock=lambda: now[0])
     play(slots, requests(decoder, prompts_of("a", "b", "c")))
-    assert (slots.compile_time_s, slots.host_time_s) == (101, 2)
+    assert slots.dispatch_time_s == 10
+    assert slots.compile_time_s == 1 + 100 + 10 + 3 * 10
+    assert slots.host_time_s == 2 + (2 * 2 + slots.num_calls) * 10

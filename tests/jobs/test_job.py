@@ -6,60 +6,17 @@ import os
 import signal
 
 import pytest
-from rich.console import Console
-from small_jobs import USER, write_model
+from small_jobs import NEW, TEXTS, USER, named
 
 from specjax.jobs import job, parts
 from specjax.jobs.completion import complete
 from specjax.jobs.decoder import build_decoder
-from specjax.jobs.job import caught_signals, run_job
+from specjax.jobs.job import caught_signals
 from specjax.jobs.options import parse_options
 from specjax.jobs.parts import PartWriter
 from specjax.jobs.prompts import Prompt, encode_prompts
 
-TEXTS = ["abab", "b", "abab", "naïve café", "c" * 14, "abcabcabc", "ba", "cc", "a", "bcbcb"]
-"""Two are equal."""
-NEW = 8
-
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("target"), num_layers=1))
-
-
-@pytest.fixture
-def start(model, tmp_path):
-    """Runs a job on `rows` (a list, or None for what is there) in a directory under tmp_path."""
-
-    def call(rows, *options, directory="out", batch_size=3, pace="always"):
-        path = tmp_path / "rows.jsonl"
-        if rows is not None:
-            lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-            path.write_bytes(b"\n".join(lines) + b"\n")
-        arguments = ["--model", model, "--input", path, "--output-dir", tmp_path / directory]
-        arguments += ["--batch-size", batch_size, "--max-new-tokens", NEW, "--set", f"pace={pace}", *options]
-        settings = parse_options(list(map(str, arguments)))
-        with open(tmp_path / "shown", "w") as shown:
-            return run_job(settings, Console(file=shown, width=200))
-
-    return call
-
-
-@pytest.fixture
-def files(tmp_path):
-    """A file of a job's directory: its JSON lines, or its bytes."""
-
-    def read(name="completions.jsonl", directory="out", *, raw=False):
-        data = (tmp_path / directory / name).read_bytes()
-        return data if raw else [json.loads(line) for line in data.splitlines()]
-
-    return read
-
-
-def named(texts=TEXTS):
-    return [{"id": f"row {index}", "prompt": text} for index, text in enumerate(texts)]
 
 
 def test_files_of_a_job(start, files, model, tmp_path):
@@ -81,6 +38,10 @@ def test_files_of_a_job(start, files, model, tmp_path):
         sum(counts) for counts in zip(*(row["metrics"]["acceptance_histogram"] for row in rows), strict=True)
     ]
     assert summary["output_tokens_per_second"] == 10 * NEW / summary["decoding_time_s"]
+    assert summary["compile_time_s"] > 0
+    assert summary["peak_host_bytes"] > 2**25
+    assert 0 < summary["host_time_s"] == summary["host_share"] * summary["decoding_time_s"]
+    assert summary["predicted_speedup"] is summary["plain_step_s"] is None  # it always speculates
     assert len(manifest["model"]["sha256"]) == 64
     assert manifest["draft_model"] is None
     assert manifest["settings"]["drafter"]["num_speculative_tokens"] == 6
@@ -115,7 +76,6 @@ def test_case_70_cut_anywhere_and_resumed(start, files, tmp_path):
     for place, end in enumerate(ends):
         cut = tmp_path / "out" / "completions-00000.jsonl"
         cut.write_bytes(part[: end - 40 * (place % 2)])
-        (tmp_path / "out" / "completions.jsonl").unlink()
         outcome = start(None, "--on-error", "skip", batch_size=2 + place % 2)
         assert outcome.done == 10
         assert files(raw=True) == whole
@@ -125,82 +85,63 @@ def test_case_70_cut_anywhere_and_resumed(start, files, tmp_path):
     assert [row["id"] for row in files("errors.jsonl")] == ["empty"]
 
 
-def test_case_70_a_job_that_is_whole_stays_as_it_is(start, files, monkeypatch):
-    """Nothing is loaded either."""
-    start(named())
-    before = files(raw=True)
-    monkeypatch.setattr(job, "build_decoder", lambda settings: pytest.fail("nothing is left to decode"))
+def test_case_70_a_job_that_is_whole_stays_as_it_is(start, files, monkeypatch, tmp_path):
+    """Nothing is loaded either, though a row was left out."""
+    rows, skip = [*named(), {"id": "none", "messages": []}], ["--on-error", "skip"]
+    start(rows, *skip)
+    names = ["completions.jsonl", "errors.jsonl", "completions-00000.jsonl"]
+    before = [files(name, raw=True) for name in names]
+    monkeypatch.setattr(job, "build_decoder", lambda *_: pytest.fail("nothing is left to decode"))
     for _ in range(2):
-        assert start(None).done == 10
-        assert files(raw=True) == before
-
-
-def test_case_70_rows_may_be_inserted_if_they_have_ids(start, files):
-    start(named()[2:])
-    before = files()
-    start(named())
-    assert files()[2:] == before
-    assert [row["id"] for row in files()] == [row["id"] for row in named()]
-    with pytest.raises(
-        ValueError, match=r"expected every row of .*completions-00000\.jsonl in the input, got none with"
-    ):
-        start(named()[1:])
-
-
-def test_case_70_a_row_of_another_prompt_is_not_taken_for_the_old_one(start):
-    start([{"prompt": "a"}, {"prompt": "b"}])
-    with pytest.raises(ValueError, match=r"id 0 to be the row that .* has completed, got another prompt or parameters"):
-        start([{"prompt": "new"}, {"prompt": "a"}, {"prompt": "b"}])
-
-
-CHANGED = {
-    ("--num-speculative-tokens", "3"): "drafter.num_speculative_tokens = 6",
-    ("--seed", "1"): "sampling.seed = 0",
-    ("--temperature", "0.5"): "sampling.temperature = 0.0",
-    ("--verifier", "block"): "verifier = 'rejection'",
-    ("--drafter", "early_exit"): "drafter.kind = 'ngram'",
-    ("--dtype", "bfloat16"): "dtype = 'float32'",
-    ("--max-new-tokens", "7"): "sampling.max_new_tokens = 8",
-    ("--max-prompt-tokens", "99"): "job.max_prompt_tokens = None",
-    ("--raw-prompt",): "raw_prompt = False",
-    ("--ignore-eos",): "sampling.ignore_eos = False",
-}
-"""Options that a job cannot go on with, and what its manifest says instead."""
-
-
-def test_case_70_a_changed_setting_is_refused_by_name(start, files):
-    start(named()[:1])
-    before = files(raw=True)
-    for option, name in CHANGED.items():
-        with pytest.raises(ValueError, match=f"expected {name}, with which this output was begun .* another --output"):
-            start(None, *option)
-        assert files(raw=True) == before
-
-
-def test_a_changed_model_is_refused_and_a_moved_one_is_not(start, model, tmp_path):
-    start(named()[:1])
-    moved = write_model(tmp_path / "moved", num_layers=1)
-    assert start(None, "--model", moved).done == 1
-    other = write_model(tmp_path / "other", num_layers=1, seed=3)
-    with pytest.raises(ValueError, match=r"expected model\.sha256 = "):
-        start(None, "--model", other)
-
-
-def test_rows_without_a_manifest_are_not_gone_on_with(start, tmp_path):
-    start(named()[:1])
-    (tmp_path / "out" / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"expected \S+manifest\.json beside the completed rows, got none"):
+        assert start(None, *skip).done == 10
+        assert [files(name, raw=True) for name in names] == before
+        assert "skipped: line 11: " in (tmp_path / "shown").read_text()
+    with pytest.raises(ValueError, match=r"line 11: prompt 'none': .*--on-error skip goes on without it"):
         start(None)
 
 
-def test_another_machine_is_only_warned_about(start, tmp_path):
+def test_rows_that_were_left_out_are_not_counted_as_missing(start, tmp_path):
+    rows, skip = [*named()[:1], {"id": "none", "messages": []}], ["--on-error", "skip"]
+    start(rows, *skip)
+    start([*rows, *named()[1:2]], *skip)
+    assert "1/2 rows are complete" in (tmp_path / "shown").read_text()
+
+
+def test_completions_are_there_only_while_they_are_all(start, tmp_path, monkeypatch):
+    """A watcher takes the job for done when it sees them: not with rows missing, nor before the other files."""
+    start(named()[2:])
+    path = tmp_path / "out" / "completions.jsonl"
+    assert path.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "build_decoder", interrupt)
+        with pytest.raises(InterruptedError):
+            start(named())
+    assert not path.exists()
+    replace = os.replace
+
+    def replace_all_but_the_summary(scratch, target):
+        interrupt() if target.name == "summary.json" else replace(scratch, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, "replace", replace_all_but_the_summary)
+        with pytest.raises(InterruptedError):
+            start(None)
+    assert not path.exists()
+    start(None)
+    assert path.exists()
+
+
+def interrupt(*_):
+    raise InterruptedError
+
+
+def test_what_kills_leave_behind_is_cleared_away(start, tmp_path):
     start(named()[:1])
-    path = tmp_path / "out" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["versions"]["jax"] = "0.0.1"
-    path.write_text(json.dumps(manifest))
-    assert start(None).done == 1
-    assert "warning: versions.jax was 0.0.1, is " in (tmp_path / "shown").read_text()
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    for name in ("completions.jsonl", "summary.json", "errors.jsonl", "manifest.json"):
+        (tmp_path / "out" / f".{name}-0123").write_text("torn")
+    start(None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
 
 
 def test_rows_have_parameters_of_their_own(start, files):
@@ -350,6 +291,8 @@ def test_processes_share_the_rows(start, files, tmp_path):
         assert (outcome.done, outcome.summary["num_prompts"]) == (10, 10)
         assert outcome.summary["num_processes"] == 3
         assert files(raw=True) == files(directory="whole", raw=True)
+    with pytest.raises(ValueError, match=r"expected sampling\.seed = 0, with which this output was begun"):
+        start(None, *share, 0, "--merge", "--seed", "1")
 
 
 def test_one_process_at_a_time_writes_a_part(start, tmp_path):
@@ -365,24 +308,6 @@ def test_a_damaged_part_is_not_mended_silently(start, tmp_path):
     path.write_bytes(b"".join([*lines[:2], b"\0" * 50 + b"\n", *lines[3:]]))
     with pytest.raises(ValueError, match=r"completions-00000\.jsonl, line 3 to be a record.* delete that line"):
         start(None)
-
-
-def test_counters_that_hang_on_the_clock_are_not_in_the_lines(start, files):
-    start(named())
-    start(named(), "--pace", "measured", directory="measured")
-    for row, paced in zip(files(), files(directory="measured"), strict=True):
-        assert paced["token_ids"] == row["token_ids"]
-        assert set(paced["metrics"]) == {"num_prompt_tokens", "num_truncated_tokens", "num_emitted_tokens"}
-
-
-def test_sampled_rows_are_not_paced_by_the_clock(start, files):
-    rows = [*named()[:1], {"prompt": "a", "sampling": {"temperature": 1.0}}]
-    with pytest.raises(ValueError, match="expected --pace always or --verifier exact_match"):
-        start(rows, "--pace", "measured")
-    start(rows, pace="none")
-    assert json.loads(files("manifest.json", raw=True))["settings"]["pace"] == "always"
-    start(rows, "--verifier", "exact_match", directory="exact", pace="none")
-    assert json.loads(files("manifest.json", "exact", raw=True))["settings"]["pace"] == "measured"
 
 
 def test_no_rows_at_all(start):

@@ -12,6 +12,7 @@ from small_jobs import write_model
 
 HERE = Path(__file__).parent
 ROWS, KILLS = 200, 30
+ALWAYS = ["--pace", "always"]
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +43,14 @@ def crash(model, tmp_path, *arguments, rows=ROWS, kills=KILLS, devices=1):
 
 
 def test_case_70_thirty_kills_change_nothing(model, tmp_path):
-    """Batches of 2 and 4 rows in turn."""
+    """Batches of 2 and 4 rows in turn; the last kill comes while the final files are written."""
     report, whole, killed = crash(
-        model, tmp_path, "--max-new-tokens", "8", "--temperature", "0.02", "--verifier", "exact_match"
+        model, tmp_path, "--max-new-tokens", "8", "--temperature", "0.02", "--verifier", "exact_match", *ALWAYS
     )
     assert report["killed"] == KILLS
     assert report["torn"] > 0
+    assert report["left"] == [".completions.json", "completions-00000", "manifest.json", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir())[2:] == ["manifest.json", "summary.json"]
     assert killed == whole
     ids = [json.loads(line)["id"] for line in killed.splitlines()]
     assert ids == [f"row {index}" for index in range(ROWS)]
@@ -60,10 +63,21 @@ def test_case_70_thirty_kills_change_nothing(model, tmp_path):
     assert summary["num_runs"] > KILLS // 4, report  # starts that completed rows before they were killed
 
 
+def test_kills_of_the_default_job_change_nothing(model, tmp_path):
+    """Greedy, paced by step times that each start measures anew. And of two starts at once one is refused."""
+    report, whole, killed = crash(model, tmp_path, "--max-new-tokens", "8", rows=40, kills=4)
+    assert report["killed"] == 4
+    assert killed == whole
+    assert b"num_spec_steps" not in killed
+    assert report["both"] == [0, 1]
+    assert (tmp_path / "both" / "completions.jsonl").read_bytes() == whole
+    assert len((tmp_path / "both" / "completions-00000.jsonl").read_bytes().splitlines()) == 40
+
+
 @pytest.mark.extended
 def test_kills_on_a_mesh_change_nothing(model, tmp_path):
     """Two groups of two devices: killed or not, the lines are those of a single device."""
-    rows, options = 30, ["--max-new-tokens", "8"]
+    rows, options = 30, ["--max-new-tokens", "8", *ALWAYS]
     for name in ("mesh", "alone"):
         (tmp_path / name).mkdir()
     mesh = ["--mesh", "data=2,model=2"]

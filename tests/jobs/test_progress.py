@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from specjax.jobs.progress import JobProgress
@@ -31,6 +32,19 @@ def test_plain_lines_every_ten_seconds():
         "45/100 rows, 25 tokens/s, acceptance length 2.5, ETA 0:00:44",
         "60/100 rows, 25 tokens/s, acceptance length 2.5, ETA 0:00:32",
     ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_rows_that_cannot_be_completed_leave_the_total(terminal):
+    """So it ends with all of all rows, and no time is left."""
+    clock, file = Clock(), io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120)
+    with JobProgress(console, 0, 5, clock=clock) as progress:
+        progress.leave_out()
+        clock.now += 20
+        progress.update(4, 80, 40, 20.0)
+    assert "4/4" in file.getvalue()
+    assert "ETA 0:00:00" in file.getvalue()
 
 
 def test_a_bar_on_a_terminal():

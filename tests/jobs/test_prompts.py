@@ -8,6 +8,7 @@ from specjax.jobs.prompts import Prompt, encode_prompts, read_prompts
 
 CHAT = byte_tokenizer(special=("<eos>", "<user>"), chat_template=TEMPLATE)
 BARE = byte_tokenizer()
+SILENT = byte_tokenizer(chat_template="{# no word #}")
 
 
 def write(tmp_path, name, text):
@@ -61,6 +62,9 @@ def test_questions_of_spec_bench_ask_their_first_turn(tmp_path):
         ("p.jsonl", '{"prompt": "a", "top_k": 1}\n', "line 1: expected 'top_k' inside 'sampling'"),
         ("p.jsonl", '{"prompt": "a", "sampling": {"top_k": 1}}\n', "line 1: expected no 'sampling' with --prompts"),
         ("p.jsonl", '{"turns": []}\n', r"line 1: expected 'turns' to be a list of texts, got \[\]"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": ""}\n', "line 2: prompt 1: expected some text, got an empty one"),
+        ("p.jsonl", '{"turns": [""]}\n', "line 1: prompt 0: expected some text"),
+        ("p.jsonl", '{"prompt": "a", "logit_bias": {"5": 1}}\n', "line 1: expected no 'logit_bias', which is not supp"),
         ("p.jsonl", '{"turns": [1]}\n', "line 1: expected a prompt to be a string"),
         ("p.jsonl", '{"prompt": "a", "id": true}\n', "line 1: expected 'id'"),
         ("p.jsonl", '{"prompt": "a", "id": 1}\n{"prompt": "b"}\n', "line 2: expected an id of its own, got 1"),
@@ -99,5 +103,10 @@ def test_what_cannot_be_encoded_is_named():
     with pytest.raises(ValueError, match=r"prompt 'x': .*surrogate"):
         encode_prompts(BARE, [Prompt(id="x", content="\ud800")])
     with pytest.raises(ValueError, match="prompt 0: expected at least one token"):
-        ids(CHAT, "", raw=True)
-    assert ids(CHAT, "") == (USER,)
+        ids(SILENT, "x")
+
+
+def test_an_empty_text_is_no_prompt():
+    """Even where the chat template would make tokens of it."""
+    with pytest.raises(ValueError, match="prompt 1: expected some text, got an empty one"):
+        read_prompts(["a", ""])

@@ -1,6 +1,7 @@
 """Rows of a job, from files near and far. Nothing is decoded here."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import os
@@ -51,6 +52,20 @@ def test_a_row_that_samples_is_noticed(tmp_path):
     assert not take(tmp_path / "rows.jsonl").samples
     (tmp_path / "rows.jsonl").write_bytes(TWO + b'{"prompt": "c", "sampling": {"temperature": 0.5}}')
     assert take(tmp_path / "rows.jsonl").samples
+
+
+@pytest.mark.parametrize(
+    ("told", "row"),
+    [
+        (Sampling(temperature=1.0, top_p=0.9, top_k=5), b'{"prompt": "x", "sampling": {"temperature": 0}}'),
+        (Sampling(), b'{"url": "/v1/completions", "body": {"prompt": "x", "temperature": 0, "top_p": 0.9}}'),
+        (Sampling(min_tokens=2), b'{"prompt": "x", "sampling": {"stop": "y"}}'),
+    ],
+)
+def test_what_the_command_line_may_not_hold_together_a_row_may(tmp_path, told, row):
+    (tmp_path / "rows.jsonl").write_bytes(row)
+    settings = dataclasses.replace(settings_of(tmp_path / "rows.jsonl"), sampling=told)
+    assert (len(take_inventory(settings).rows), take_inventory(settings).samples) == (1, False)
 
 
 @pytest.mark.parametrize("line", [b'{"prompt": "c", "id": "x"}', b"{"])
@@ -132,6 +147,20 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
             b'{"prompt": "x", "sampling_params": {}}',
             "expected no 'sampling_params' beside the prompt, got one: here it is called 'sampling'",
         ),
+        (b'{"prompt": ""}', "expected some text, got an empty one"),
+        (b'{"prompt": "x", "stop_token_ids": [5]}', "expected no 'stop_token_ids', which is not supported"),
+        (b'{"prompt": "x", "n": 2, "logprobs": 5}', "expected no 'logprobs', which is not supported"),
+        (b'{"prompt": "x", "sampling": {"logit_bias": {}}}', "got 'logit_bias'"),
+        (
+            b'{"custom_id": "x", "url": "/v1/embeddings", "body": {"prompt": "x"}}',
+            "expected a 'url' of /v1/chat/completions with 'messages' in its body or /v1/completions with 'prompt' in "
+            "its body, got '/v1/embeddings' with prompt",
+        ),
+        (
+            b'{"custom_id": "x", "url": "/v1/chat/completions", "body": {"prompt": "x"}}',
+            "got '/v1/chat/completions' with prompt",
+        ),
+        (b'{"custom_id": "x", "url": ["/v1/completions"], "body": {"prompt": "x"}}', "expected a 'url' of "),
         (b'{"prompt": "x", "sampling": {"max_tokens": 1, "max_new_tokens": 2}}', "one value of max_new_tokens"),
         (b'{"body": {"prompt": "x"}, "id": "a"}', "expected no 'id' beside 'body'"),
         (b'{"body": {"prompt": "x"}, "sampling": {}}', "expected no 'sampling' beside 'body'"),
