@@ -5,7 +5,7 @@ import json
 import pytest
 from small_jobs import write_model
 
-TURNS = ["a" * 70, "bc", "d" * 40, "efg", "h" * 9, "ij" * 35]
+TURNS = ["a" * 20, "bc", "d" * 18, "efg", "h" * 9, "ij" * 11]
 SYSTEMS = ("slots", "fixed", "fixed_shuffled", "single")
 
 
