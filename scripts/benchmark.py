@@ -1,18 +1,20 @@
 """Measures speculative beside plain decoding on your model, prompts and machine: run, sweep, tune."""
 
 import json
+import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from specjax.benchmark.commands import execute
+from specjax.benchmark.commands import FAILURES, execute
 from specjax.benchmark.files import check_pictures, make_directory, write_report
 from specjax.benchmark.measure import Pair
 from specjax.benchmark.options import Plan, parse_plan, recorded
 from specjax.jobs.runtime import configure, fail
-from specjax.report.benchmark import conclusion, grids, terminal_table
+from specjax.report.benchmark import conclusion, failed, grids, terminal_table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,17 +22,25 @@ def main(arguments: list[str] | None = None) -> int:
         plan = parse_plan(sys.argv[1:] if arguments is None else arguments, description=__doc__)
     except ValueError as error:
         return fail(error, 2)
+    written: list[Path] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(plan)
-    except (ValueError, OSError) as error:
-        return fail(error, 1)
+        return run(plan, written)
+    except FAILURES as error:
+        status = fail(error, 1)
+        if written:
+            print(f"what was done is in {plan.output_dir}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("\ninterrupted: nothing was written", file=sys.stderr)
-        return 130
-    return 0
+        rest = f"what was done is in {plan.output_dir}" if written else "nothing was written"
+        print(f"\ninterrupted: {rest}", file=sys.stderr)
+        status = 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return status
 
 
-def run(plan: Plan) -> None:
+def run(plan: Plan, written: list[Path]) -> int:
+    """Leaves a report of what is done after each part of the plan, and the names of its files in `written`."""
     check_pictures()
     make_directory(plan.output_dir)
     settings, console = plan.points[0], Console(stderr=True)
@@ -40,12 +50,14 @@ def run(plan: Plan) -> None:
     def progress(pairs: Iterable[Pair], name: str, total: int) -> Iterable[Pair]:
         return track(pairs, name, total, console=console)
 
-    summary = execute(plan, progress)
-    files = write_report(summary, plan.output_dir)
+    summary = {}
+    for summary in execute(plan, progress):
+        written[:] = write_report(summary, plan.output_dir)
     for grid in grids(summary):
         console.print(terminal_table(grid))
     print(conclusion(summary))
-    print("wrote", *files, file=sys.stderr)
+    print("wrote", *written, file=sys.stderr)
+    return 1 if failed(summary) else 0
 
 
 if __name__ == "__main__":

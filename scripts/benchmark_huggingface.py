@@ -28,13 +28,24 @@ import torch
 import transformers
 
 import specjax
+from specjax.benchmark.measure import by_turns
 from specjax.benchmark.questions import read_questions
 from specjax.io.checkpoint import load_checkpoint
 from specjax.io.huggingface import to_state_dict
 from specjax.io.sources import resolve_model
 from specjax.io.tokenizer import check_same_vocabulary, load_tokenizer
+from specjax.models.config import RopeConfig, TransformerConfig
 from specjax.models.params import join_projections
 
+NAMES = {name: name for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")} | {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_positions": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "tied_embeddings": "tie_word_embeddings",
+}
+"""What transformers calls the fields of a config."""
 GAP = 1e-3
 """Top-2 logit gap above which greedy tokens must be equal."""
 RATIOS = {
@@ -62,18 +73,14 @@ class HuggingFace:
 
     def __init__(self, checkpoint, dtype):
         config = checkpoint.config
+        sizes = {name: getattr(config, name) for name in NAMES}
+        rope = RopeConfig(theta=config.rope.theta, original_max_positions=config.rope.original_max_positions)
+        if config != TransformerConfig(rope=rope, **sizes):
+            raise ValueError(f"expected a plain Llama, as which the baseline is built, got one with more: {config}")
         self.model = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_kv_heads,
-                max_position_embeddings=config.max_positions,
-                rms_norm_eps=config.norm_epsilon,
+                **{NAMES[name]: size for name, size in sizes.items()},
                 rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-                tie_word_embeddings=config.tied_embeddings,
                 eos_token_id=list(checkpoint.eos_ids),
                 pad_token_id=0,
             )
@@ -150,35 +157,33 @@ class SpecJax:
         return Run(text, end - start, int(state.stats.steps[0]), end - middle, speculative)
 
 
-def step_seconds(system, prompt, width, repeats=9):
+def step_seconds(system, prompt, width):
     """Median time of the target call alone at `width` new tokens after `prompt`."""
-    target, params = system.config.target, system.params.target
-    tokens, length = specjax.pad_prompts([prompt])
+    params, (tokens, length) = system.params.target, specjax.pad_prompts([prompt])
     state = specjax.prefill(
         system.params, jax.random.key(0), tokens, length, system.sampling, config=system.config,
         max_new_tokens=system.width,
     )  # fmt: skip
     positions = (length - 1)[:, None] + jnp.arange(width)
-    call = jax.jit(target.apply, donate_argnums=3)
-    cache, times = state.cache, []
-    for _ in range(repeats + 2):
-        start = time.perf_counter()
-        output, cache = call(params, jnp.zeros((1, width), jnp.int32), positions, cache)
-        jax.block_until_ready((output, cache))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    call = jax.jit(system.config.target.apply, donate_argnums=3)
+    return median_seconds(lambda last: call(params, jnp.zeros((1, width), jnp.int32), positions, last[1]), state.cache)
 
 
-def draft_seconds(system, prompt, repeats=9):
+def draft_seconds(system, prompt):
     """Median time of the n-gram lookup alone."""
     tokens, length = specjax.pad_prompts([prompt])
     tokens = jnp.pad(tokens, ((0, 0), (0, system.width + system.config.drafter.num_tokens + 1)))
     context = specjax.Context(tokens=tokens, length=length, prompt_length=length)
     call = jax.jit(lambda c: system.config.drafter.draft(None, None, None, c, None, None)[0])
-    times = []
+    return median_seconds(lambda _: call(context))
+
+
+def median_seconds(call, cache=None, repeats=9):
+    """Median time of calls, each of which gets what the one before returned; the first two count nowhere."""
+    times, last = [], (None, cache)
     for _ in range(repeats + 2):
         start = time.perf_counter()
-        jax.block_until_ready(call(context))
+        last = jax.block_until_ready(call(last))
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])
 
@@ -254,7 +259,7 @@ def compare(args, hub, checkpoint, tokenizer):
         if assisted:
             systems["hf_assisted"] = partial(hub, prompt, args.max_new_tokens, assistant_model=assistant)
             systems["assisted"] = partial(assisted, prompt, always)
-        runs = by_turns(systems, args.repeats)
+        runs = by_turns(systems, args.repeats, attrgetter("seconds"))
         split = first_difference(runs["hf"].tokens, runs["plain"].tokens)
         records.append(
             {
@@ -270,13 +275,6 @@ def compare(args, hub, checkpoint, tokenizer):
         )
         print(f"{len(records)} {row.category} {len(prompt)}", file=sys.stderr, flush=True)
     return records, floors
-
-
-def by_turns(systems, repeats):
-    """Runs all systems, one after another, so many times; of each system the run of median time."""
-    rounds = [{name: run() for name, run in systems.items()} for _ in range(repeats)]
-    times = {name: sorted((turn[name] for turn in rounds), key=attrgetter("seconds")) for name in systems}
-    return {name: runs[repeats // 2] for name, runs in times.items()}
 
 
 def compare_tokens(args, hub, checkpoint, tokenizer):

@@ -11,6 +11,7 @@ from vocabularies import byte_tokenizer
 
 from specjax.benchmark.measure import Pair
 from specjax.benchmark.phases import Phases
+from specjax.benchmark.questions import Question
 from specjax.decode import DecodeConfig
 from specjax.drafters.ngram import NGramDrafter
 from specjax.jobs.completion import Batch, Completion
@@ -76,7 +77,8 @@ def batch_of(steps: Sequence[tuple[int, int, int]], seconds: float, *, window: i
 def pair_of(category: str = "a", *, fast: float = 5.0, slow: float = 9.0, name: str = "x") -> Pair:
     """8 tokens: speculatively in 3 steps (3 + 1, 0 + 1, 2 + 1 of 4, 0, 4 drafted), plainly in 8."""
     return Pair(
-        category=category,
+        questions=(Question(id=name, category=category, turns=("?",)),),
+        batch_size=1,
         speculative=batch_of([(4, 3, 4), (0, 0, 1), (4, 2, 3)], fast, window=4, name=name),
         plain=batch_of([(0, 0, 1)] * 8, slow, name=name),
         speculative_phases=Phases(

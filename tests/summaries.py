@@ -8,6 +8,7 @@ from specjax.benchmark.summary import by_category, summarize_pairs
 from specjax.benchmark.tune import predict, recommend
 
 SURROUNDINGS = {
+    "complete": True,
     "lossless": True,
     "synthetic_acceptance": None,
     "settings": {"model": "<tiny>"},
@@ -45,8 +46,7 @@ def sweep_summary() -> dict[str, Any]:
 
 def tune_summary(*, speedup: float = 1.8) -> dict[str, Any]:
     """K 1 and 4, the latter predicted at 1.82 and measured at `speedup`."""
-    pair = pair_of(fast=9 / speedup)
-    stats = pair.speculative.completions[0].stats
+    stats = pair_of().speculative.completions[0].stats
     costs = {1: (1.0, 2.0), 4: (1.0, 1.7)}
     candidates = [
         {
@@ -55,12 +55,11 @@ def tune_summary(*, speedup: float = 1.8) -> dict[str, Any]:
         }
         for window, (plain, wide) in costs.items()
     ]
-    measured = {"values": values_of(4, 1), **summarize_pairs([pair])}
-    advice = recommend(measured["values"], measured)
+    tried = {"values": values_of(4, 1), **summarize_pairs([pair_of(fast=9 / speedup, name=str(n)) for n in range(5)])}
     return {
         "command": "tune",
         **SURROUNDINGS,
         "candidates": candidates,
-        "measured": measured,
-        "recommendation": advice,
+        "tried": [tried],
+        "recommendation": recommend("--drafter ngram --num-speculative-tokens 4", tried),
     }

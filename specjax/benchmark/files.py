@@ -31,7 +31,9 @@ def make_directory(directory: str | Path) -> Path:
 
 
 def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Writes the report into a directory, which is made; files of an earlier report are replaced.
+    """Writes the report into a directory, which is made; files of an earlier report are replaced, each as a whole.
+
+    The figures come first: drawing takes its time, and may be interrupted.
 
     Returns:
       The files.
@@ -41,8 +43,14 @@ def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path
 
     root = make_directory(directory)
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    files = {"summary.json": text.encode(), "report.html": page(summary).encode()}
-    files |= {f"{chart.name}.png": render(chart, "light", "png") for chart in charts(summary)}
-    for name, content in files.items():
-        (root / name).write_bytes(content)
-    return [root / name for name in files]
+    return [
+        _replace(root / "summary.json", text.encode()),
+        _replace(root / "report.html", page(summary).encode()),
+        *(_replace(root / f"{chart.name}.png", render(chart, "light", "png")) for chart in charts(summary)),
+    ]
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    return partial.replace(path)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from specjax.benchmark.phases import Phases, time_phases
 from specjax.benchmark.questions import Question
@@ -12,12 +11,17 @@ from specjax.jobs.completion import Batch, complete
 from specjax.jobs.decoder import Decoder, plain_decoder
 from specjax.jobs.prompts import Prompt, encode_prompts
 
+Run = TypeVar("Run")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
     """One batch of prompts, decoded both ways, and once more each for the time that its parts take."""
 
-    category: str
+    questions: tuple[Question, ...]
+    """Whose turns its rows are."""
+    batch_size: int
+    """Rows, those without a question counted."""
     speculative: Batch
     plain: Batch
     speculative_phases: Phases
@@ -34,12 +38,13 @@ def measure(
 ) -> Iterator[Pair]:
     """Decodes each batch speculatively, then plainly, before it goes on to the next.
 
-    Batches hold prompts of one category and turn. A later turn follows what plain decoding replied to the earlier
-    ones, so that both ways go on from the same text.
+    Batches are full as long as so many turns can be asked, of whatever category: a row without a question costs time
+    and brings nothing. A later turn follows what plain decoding replied to the earlier ones, so that both ways go on
+    from the same text.
 
     Args:
       decoder: the speculative one.
-      questions: those of a category together, as `read_questions` returns them.
+      questions: what to ask; of conversations with as many turns the first comes first.
       batch_size: prompts decoded together.
       raw_prompt: turns are encoded as they are, without a chat template.
       clock: seconds.
@@ -48,29 +53,42 @@ def measure(
       ValueError: a conversation that might not fit the target; nothing has been decoded then.
     """
     check_room(decoder, questions, raw_prompt=raw_prompt)
-    for category, group in groupby(questions, key=lambda question: question.category):
-        asked = list(group)
-        replies: dict[str | int, tuple[str, ...]] = {question.id: () for question in asked}
-        for turn in range(max(len(question.turns) for question in asked)):
-            open_ones = [question for question in asked if turn < len(question.turns)]
-            prompts = [Prompt(id=f"{one.id}.{turn + 1}", content=_content(one, replies[one.id])) for one in open_ones]
-            prompts = encode_prompts(decoder.tokenizer, prompts, raw=raw_prompt)
-            plain: list[str] = []
-            for pair in _pairs(decoder, category, prompts, batch_size, clock):
-                yield pair
-                plain += [completion.text for completion in pair.plain.completions]
-            for question, text in zip(open_ones, plain, strict=True):
-                replies[question.id] += (text,)
+    replies: dict[str | int, tuple[str, ...]] = {question.id: () for question in questions}
+    for asked in _waves(questions, batch_size):
+        prompts = [
+            Prompt(id=f"{one.id}.{len(replies[one.id]) + 1}", content=_content(one, replies[one.id])) for one in asked
+        ]
+        prompts = encode_prompts(decoder.tokenizer, prompts, raw=raw_prompt)
+        for pair in _pairs(decoder, asked, prompts, batch_size, clock):
+            for question, completion in zip(pair.questions, pair.plain.completions, strict=True):
+                replies[question.id] += (completion.text,)
+            yield pair
+
+
+def _waves(questions: Sequence[Question], batch_size: int) -> Iterator[list[Question]]:
+    """Who is asked the next turn: as many whole batches as there are, and only in the end what fills none.
+
+    A question comes again after a wave that it was in, until its turns have been asked. The longest conversations go
+    first, so that their last turns are not left alone.
+    """
+    waiting = [(question, len(question.turns)) for question in questions]
+    while waiting:
+        waiting.sort(key=lambda one: -one[1])
+        count = len(waiting) // batch_size * batch_size or len(waiting)
+        wave, waiting = waiting[:count], waiting[count:]
+        yield [question for question, _ in wave]
+        waiting += [(question, left - 1) for question, left in wave if left > 1]
 
 
 def _pairs(
-    decoder: Decoder, category: str, prompts: Sequence[Prompt], batch_size: int, clock: Callable[[], float]
+    decoder: Decoder, asked: Sequence[Question], prompts: Sequence[Prompt], batch_size: int, clock: Callable[[], float]
 ) -> Iterator[Pair]:
     baseline = plain_decoder(decoder)
     both = (complete(one, prompts, batch_size=batch_size, clock=clock) for one in (decoder, baseline))
-    for fast, slow in zip(*both, strict=True):
+    for first, fast, slow in zip(range(0, len(asked), batch_size), *both, strict=True):
         yield Pair(
-            category=category,
+            questions=tuple(asked[first : first + batch_size]),
+            batch_size=batch_size,
             speculative=fast,
             plain=slow,
             speculative_phases=time_phases(decoder, fast, batch_size=batch_size, clock=clock),
@@ -78,10 +96,19 @@ def _pairs(
         )
 
 
+def by_turns(systems: Mapping[str, Callable[[], Run]], repeats: int, seconds: Callable[[Run], float]) -> dict[str, Run]:
+    """Runs all systems, one after another, so many times.
+
+    Returns:
+      Of each system the run of median time (of an even number the slower one of the two in the middle).
+    """
+    rounds = [{name: run() for name, run in systems.items()} for _ in range(repeats)]
+    return {name: sorted((found[name] for found in rounds), key=seconds)[repeats // 2] for name in systems}
+
+
 def num_batches(questions: Sequence[Question], batch_size: int) -> int:
     """How many pairs `measure` yields."""
-    turns = Counter((question.category, turn) for question in questions for turn in range(len(question.turns)))
-    return sum(-(-count // batch_size) for count in turns.values())
+    return sum(-(-len(wave) // batch_size) for wave in _waves(questions, batch_size))
 
 
 def check_room(decoder: Decoder, questions: Sequence[Question], *, raw_prompt: bool) -> None:

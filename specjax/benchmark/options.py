@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import operator
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ COMMANDS = {
     "tune": (AXES[:2], {"--num-speculative-tokens": "1,2,4,6,8", "--pace": "always"}),
 }
 """Which of the axes each command takes lists for, and what it does if nobody says otherwise."""
+FILTERS_OFF = {"--top-k": "0", "--top-p": "1", "--min-p": "0"}
+"""What a sweep over temperatures puts at its greedy points, whatever filters the sampled ones have."""
 REFUSED = {
     "--prompt": (),
     "--stop": (),
@@ -86,7 +89,9 @@ def parse_plan(arguments: Sequence[str], *, description: str | None = None) -> P
     steady = {} if own.synthetic_acceptance is None else {"--pace": "always"}
     given = defaults | steady | given
     axes = {flag: _values(flag, given.pop(flag), flag in lists, own.command) for flag in AXES if flag in given}
-    values = tuple(dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
+    values = tuple(
+        _unfiltered(dict(zip(axes, point, strict=True)), axes) for point in itertools.product(*axes.values())
+    )
     shared = [*rest, "--prompts", own.questions]
     return Plan(
         command=own.command,
@@ -104,6 +109,17 @@ def recorded(plan: Plan) -> dict[str, Any]:
     if plan.synthetic_acceptance is not None:
         settings |= {"verifier": "synthetic", "synthetic_acceptance": plan.synthetic_acceptance}
     return settings | {"points": list(plan.values), "per_category": plan.per_category}
+
+
+def drafter_options(settings: Settings) -> str:
+    """What `generate.py` has to be given to draft as these settings do, quoted for a shell."""
+    drafter, name = settings.drafter, record(settings)["drafter"]["kind"]
+    words = ["--drafter", name]
+    for flag, (path, _) in OPTIONS.items():
+        value = getattr(drafter, path.removeprefix("drafter."), None) if path.startswith("drafter.") else None
+        if value is not None and value is not False:
+            words += [flag] if value is True else [flag, str(value)]
+    return shlex.join(words)
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:
@@ -157,6 +173,12 @@ def _values(flag: str, text: str, several: bool, command: str) -> list[str]:
     if not all(values) or len(set(values)) < len(values):
         raise ValueError(f"expected different values of {flag}, got {text}")
     return values
+
+
+def _unfiltered(point: dict[str, str], axes: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A greedy point beside sampled ones: without the filters of the others, which are refused at temperature 0."""
+    greedy = len(axes.get("--temperature", ())) > 1 and point["--temperature"] in ("0", "0.0")
+    return point | FILTERS_OFF if greedy else point
 
 
 def _settings(

@@ -2,18 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specjax.benchmark.measure import num_batches
 from specjax.benchmark.questions import Question
 from specjax.jobs.completion import batch_rows
 from specjax.jobs.decoder import Decoder
 from specjax.jobs.prompts import Prompt, encode_prompts
 from specjax.jobs.warmup import warm_up
+from specjax.report.metrics import FEWEST
 from specjax.types import DecodeStats
 
 MARGIN = 1.02
 """Speed-up below which speculation is not worth recommending."""
+MOST_TRIED = 3
+"""Predictions that are measured until one holds."""
 
 
 def step_costs(
@@ -72,15 +76,39 @@ def predict(
     }
 
 
-def recommend(values: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+def worth_trying(candidates: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of the candidates to measure, the best prediction first: those that would pay, or else the best alone.
+
+    Args:
+      candidates: what `predict` says of each, or an `error`.
+    """
+    known = [index for index, one in enumerate(candidates) if "error" not in one]
+    order = sorted(known, key=lambda index: -candidates[index]["predicted_speedup"])
+    paying = [index for index in order if candidates[index]["predicted_speedup"] >= MARGIN]
+    return paying[:MOST_TRIED] or order[:1]
+
+
+def check_enough(questions: Sequence[Question], batch_size: int) -> None:
+    """Refuses questions that would bear no verdict.
+
+    Raises:
+      ValueError: too few of them, or too few batches where several share one.
+    """
+    units, count = ("questions", len(questions)) if batch_size == 1 else ("batches", num_batches(questions, batch_size))
+    if count < FEWEST:
+        raise ValueError(
+            f"expected at least {FEWEST} {units} to tell a gain from chance, got {count}: give more --questions or a "
+            "lower --batch-size"
+        )
+
+
+def recommend(options: str, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Whether to speculate, and how: only what is faster beyond doubt is recommended.
 
     Args:
-      values: drafter and K of the best prediction.
-      measured: what `summarize_pairs` says of it.
+      options: those of the drafter that was measured.
+      measured: what `summarize_pairs` says of it, or an `error`.
     """
-    factor, interval = measured["speedup"], measured["speedup_interval"]
-    low = factor if interval is None else interval[0]
-    speculate = factor is not None and factor >= MARGIN and low > 1
-    options = f"--drafter {values['drafter']} --num-speculative-tokens {values['num_speculative_tokens']}"
+    factor, interval = measured.get("speedup"), measured.get("speedup_interval")
+    speculate = factor is not None and factor >= MARGIN and interval is not None and interval[0] > 1
     return {"speculate": speculate, "options": options if speculate else "--drafter none"}

@@ -33,6 +33,9 @@ METRICS = (
     "compile_time_s",
 )
 """What is shown of each way of decoding, in this order."""
+_WINDOW = ("drafter", "num_speculative_tokens")
+_FULL = 0.9
+"""Share of rows with a question below which a report warns."""
 _QUOTIENTS = {
     "tau": lambda group: group["speculative"]["mean_acceptance_length"],
     "kept": lambda group: group["speculative"]["draft_acceptance_rate"],
@@ -41,6 +44,7 @@ _QUOTIENTS = {
     "speed-up": lambda group: group["speedup"],
     "decode only": lambda group: group["decode_speedup"],
     "predicted": lambda group: group["predicted_speedup"],
+    "fill": lambda group: group["mean_batch_fill"],
 }
 
 
@@ -58,6 +62,10 @@ def grids(summary: Mapping[str, Any]) -> list[Grid]:
     found = {"run": _run_grids, "sweep": _sweep_grids, "tune": _tune_grids}[summary["command"]](summary)
     rate = summary["synthetic_acceptance"]
     mark = "" if rate is None else f" - SIMULATED ACCEPTANCE {rate:g}"
+    lost = failed(summary)
+    if lost:
+        rows = tuple((label(one["values"], one["values"]), one["error"]) for one in lost)
+        found.append(Grid(title="Failed", header=("point", "error"), rows=rows))
     return [dataclasses.replace(grid, title=grid.title + mark) for grid in found]
 
 
@@ -74,8 +82,21 @@ def terminal_table(grid: Grid) -> Table:
 def conclusion(summary: Mapping[str, Any]) -> str:
     """What was found, in a sentence or two."""
     rate = summary["synthetic_acceptance"]
-    mark = "" if rate is None else f"Simulated acceptance {rate:g}: times are real, the text and its acceptance not. "
+    mark = "" if summary["complete"] else "Not complete: this is what had been measured when the report was written. "
+    if rate is not None:
+        mark += f"Simulated acceptance {rate:g}: times are real, the text and its acceptance not. "
     return mark + {"run": _run_words, "sweep": _sweep_words, "tune": _tune_words}[summary["command"]](summary)
+
+
+def measured(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of a sweep's or a tuning's points that did not fail."""
+    return [point for point in points if "error" not in point]
+
+
+def failed(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The others, of all of a summary's lists."""
+    points = [point for name in ("points", "candidates", "tried") for point in summary.get(name, ())]
+    return [point for point in points if "error" in point]
 
 
 def varying(points: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -100,8 +121,7 @@ def _run_grids(summary: Mapping[str, Any]) -> list[Grid]:
 
 
 def _sweep_grids(summary: Mapping[str, Any]) -> list[Grid]:
-    points = summary["points"]
-    names = varying(points)
+    points, names = measured(summary["points"]), varying(summary["points"])
     return [_comparison("Points of the sweep", ", ".join(names), {label(one["values"], names): one for one in points})]
 
 
@@ -113,16 +133,13 @@ def _tune_grids(summary: Mapping[str, Any]) -> list[Grid]:
         "mean step / plain": "step_cost_ratio",
         "predicted": "predicted_speedup",
     }
-    names = ("drafter", "num_speculative_tokens")
     rows = tuple(
-        (label(one["values"], names), *(show(one[column]) for column in columns.values()))
-        for one in summary["candidates"]
+        (label(one["values"], _WINDOW), *(show(one[column]) for column in columns.values()))
+        for one in measured(summary["candidates"])
     )
-    best = summary["measured"]
-    return [
-        Grid(title="Predicted", header=("drafter, K", *columns), rows=rows),
-        _comparison("Measured", "drafter, K", {label(best["values"], names): best}),
-    ]
+    tried = {label(one["values"], _WINDOW): one for one in measured(summary["tried"])}
+    predicted = Grid(title="Predicted", header=("drafter, K", *columns), rows=rows)
+    return [predicted, *([_comparison("Measured", "drafter, K", tried)] if tried else [])]
 
 
 def _comparison(title: str, first: str, groups: Mapping[str, Mapping[str, Any]]) -> Grid:
@@ -144,29 +161,53 @@ def _run_words(summary: Mapping[str, Any]) -> str:
         f"Speed-up {_factor(overall['speedup'])} over plain decoding ({_interval(overall['speedup_interval'])}), "
         f"prefill included; decoding alone {_factor(overall['decode_speedup'])}, "
         f"predicted {_factor(overall['predicted_speedup'])}. A step drafts for {show(overall['draft_cost_ratio'])} and "
-        f"verifies for {show(overall['verify_cost_ratio'])} of a plain step's time."
+        f"verifies for {show(overall['verify_cost_ratio'])} of a plain step's time." + _fill_words({"all": overall})
     )
 
 
 def _sweep_words(summary: Mapping[str, Any]) -> str:
-    points = [point for point in summary["points"] if point["speedup"] is not None]
     names = varying(summary["points"])
-    slower = [label(point["values"], names) for point in points if point["speedup"] < 1]
+    points = {
+        label(one["values"], names) or "the only one": one
+        for one in measured(summary["points"])
+        if one["speedup"] is not None
+    }
+    slower = [name for name, point in points.items() if point["speedup"] < 1]
     text = f"Speculation is slower than plain decoding at {len(slower)} of {len(points)} points"
     text += f": {'; '.join(slower)}." if slower else "."
-    if not points:
-        return text
-    best = max(points, key=lambda point: point["speedup"])
-    return f"{text} The best is {label(best['values'], names) or 'the only one'} at {_factor(best['speedup'])}."
+    if points:
+        best = max(points, key=lambda name: points[name]["speedup"])
+        text += f" The best is {best} at {_factor(points[best]['speedup'])}."
+    lost = [label(one["values"], names) for one in failed(summary)]
+    return text + (f" Failed: {'; '.join(lost)}." if lost else "") + _fill_words(points)
+
+
+def _fill_words(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    """A warning of rows that cost time and bring nothing."""
+    fills = {name: group["mean_batch_fill"] for name, group in groups.items()}
+    low = [f"{name} ({100 * fill:.0f} %)" for name, fill in fills.items() if fill < _FULL]
+    return f" Too few questions for the batch: not all rows had one at {'; '.join(low)}." if low else ""
 
 
 def _tune_words(summary: Mapping[str, Any]) -> str:
-    advice, best = summary["recommendation"], summary["measured"]
-    found = f"{_factor(best['speedup'])} ({_interval(best['speedup_interval'])}) measured with "
-    found += label(best["values"], ("drafter", "num_speculative_tokens"))
+    advice, tried = summary["recommendation"], summary["tried"]
+    found = [_tried_words(one) for one in tried]
+    if advice is None:
+        return f"No recommendation yet. Tried: {'; '.join(found) or 'nothing'}."
     if advice["speculate"]:
-        return f"Use {advice['options']}: {found}."
-    return f"Do not speculate ({advice['options']}): {found}, the best prediction, is no gain beyond doubt."
+        before = f" Tried before, without a gain beyond doubt: {'; '.join(found[:-1])}." if found[:-1] else ""
+        return f"Use {advice['options']}: {found[-1]}.{before}"
+    return (
+        f"Do not speculate ({advice['options']}). Of the best predictions none is a gain beyond doubt: "
+        f"{'; '.join(found)}."
+    )
+
+
+def _tried_words(point: Mapping[str, Any]) -> str:
+    name = label(point["values"], _WINDOW)
+    if "error" in point:
+        return f"{name} failed"
+    return f"{_factor(point['speedup'])} ({_interval(point['speedup_interval'])}) measured with {name}"
 
 
 def _short(value: float | None) -> str:

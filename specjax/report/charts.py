@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from specjax.report.benchmark import label, varying
+from specjax.report.benchmark import label, measured, varying
 
 Draw = Callable[[Axes], None]
 PHASES = ("prefill", "draft", "verify", "other")
@@ -97,7 +97,8 @@ def _run_charts(summary: Mapping[str, Any]) -> list[Chart]:
             name="speedup",
             title="Speed-up by category",
             caption="Output tokens per second, prefill included, over those of plain decoding of the same prompts. "
-            "Left of the dashed line speculation is slower. Whiskers: 95 % interval of a bootstrap over batches.",
+            "Left of the dashed line speculation is slower. Whiskers: 95 % interval of a bootstrap over questions, "
+            "where there are 5 of them.",
             draw=lambda axes: _speedup_bars(axes, bars),
             height=1.3 + 0.28 * len(bars),
         ),
@@ -110,7 +111,7 @@ def _run_charts(summary: Mapping[str, Any]) -> list[Chart]:
             draw=lambda axes: _time_split(axes, {"plain": overall["plain"], "speculative": overall["speculative"]}),
             height=2.2,
         ),
-        _prediction(groups, "category"),
+        _prediction(groups or bars, "category" if groups else "run"),
     ]
 
 
@@ -127,14 +128,14 @@ def _drafting_charts(metrics: Mapping[str, Any]) -> list[Chart]:
             name="positions",
             title="Acceptance at each position of the window",
             caption="Unconditional: of the steps that drafted this position. Conditional: of the steps that accepted "
-            "the position before it (for the first: that drafted it).",
+            "the position before it (for the first: that drafted it). A position without such steps has no bar.",
             draw=lambda axes: _positions(axes, metrics),
         ),
     ]
 
 
 def _sweep_charts(summary: Mapping[str, Any]) -> list[Chart]:
-    points = summary["points"]
+    points = measured(summary["points"])
     axes_of = {
         "num_speculative_tokens": ("window", "drafted tokens per step (K)"),
         "batch_size": ("batch", "batch size"),
@@ -164,15 +165,18 @@ def _sweep_charts(summary: Mapping[str, Any]) -> list[Chart]:
 
 
 def _tune_charts(summary: Mapping[str, Any]) -> list[Chart]:
+    candidates = measured(summary["candidates"])
+    tried = [one for one in measured(summary["tried"]) if one["speedup"] is not None]
+    best = max(tried, key=lambda one: one["speedup"], default=None)
     return [
         Chart(
             name="tune",
             title="Predicted speed-up of each window",
-            caption="tau / (mean step / plain step), from acceptance and step times measured apart. The star is the "
-            "best one's measured speed-up, prefill included.",
-            draw=lambda axes: _candidates(axes, summary["candidates"], summary["measured"]),
+            caption="tau / (mean step / plain step), from acceptance and step times measured apart. Stars are the "
+            "measured speed-ups of the best ones, prefill included.",
+            draw=lambda axes: _candidates(axes, candidates, tried),
         ),
-        *_drafting_charts(summary["measured"]["speculative"]),
+        *([] if best is None else _drafting_charts(best["speculative"])),
     ]
 
 
@@ -199,7 +203,7 @@ def _speedup_bars(axes: Axes, groups: Mapping[str, Mapping[str, Any]]) -> None:
         axes.annotate(f"{value:.2f}", (max(value, high), index), (4, 0), textcoords="offset points", va="center")
     axes.axvline(1, color=ink, linestyle="--", linewidth=1)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * max(1.0, *(high for _, high in ends)))
+    axes.set_xlim(0, 1.12 * max([1.0, *(high for _, high in ends)]))
     axes.set_xlabel("speed-up over plain decoding")
     axes.grid(axis="x")
 
@@ -223,8 +227,9 @@ def _positions(axes: Axes, metrics: Mapping[str, Any]) -> None:
         "conditional": metrics["conditional_acceptance_rate"],
     }
     for offset, (name, rates) in zip((-0.19, 0.19), kinds.items(), strict=True):
-        places = [index + offset for index in range(1, len(rates) + 1)]
-        axes.bar(places, [100 * (rate or 0) for rate in rates], width=0.36, label=name)
+        known = [(index + offset, 100 * rate) for index, rate in enumerate(rates, 1) if rate is not None]
+        axes.bar([place for place, _ in known], [rate for _, rate in known], width=0.36, label=name)
+    axes.set_xlim(0.5, len(metrics["acceptance_rate_per_position"]) + 0.5)
     axes.set_xlabel("position in the window")
     axes.set_ylabel("accepted")
     axes.set_ylim(0, 100)
@@ -298,13 +303,13 @@ def _measured_against_predicted(axes: Axes, groups: Mapping[str, Mapping[str, An
     axes.grid()
 
 
-def _candidates(axes: Axes, candidates: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]) -> None:
+def _candidates(axes: Axes, candidates: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]) -> None:
     for name in dict.fromkeys(one["values"]["drafter"] for one in candidates):
         line = [one for one in candidates if one["values"]["drafter"] == name]
         windows = [one["values"]["num_speculative_tokens"] for one in line]
         axes.plot(windows, [one["predicted_speedup"] for one in line], "o-", markersize=4, label=f"{name}, predicted")
-    best = (measured["values"]["num_speculative_tokens"], measured["speedup"])
-    axes.plot(*best, "*", color="C1", markersize=12, label="measured")
+    windows = [one["values"]["num_speculative_tokens"] for one in tried]
+    axes.plot(windows, [one["speedup"] for one in tried], "*", color="C1", markersize=12, label="measured")
     axes.axhline(1, color=axes.xaxis.label.get_color(), linestyle="--", linewidth=1, label="break-even")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

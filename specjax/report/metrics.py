@@ -13,6 +13,9 @@ import numpy as np
 
 from specjax.types import DecodeStats
 
+FEWEST = 5
+"""Questions below which resampling them says nothing: of two it gives the smaller and the larger, at any level."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timeline:
@@ -161,19 +164,19 @@ def after_first_arrival(timelines: Sequence[Timeline]) -> tuple[int, float]:
 
 
 def speedup_interval(
-    tokens: Sequence[tuple[int, int]], seconds: Sequence[tuple[float, float]], *, num_draws: int = 1000
+    tokens: Sequence[tuple[int, ...]], seconds: Sequence[tuple[float, ...]], *, num_draws: int = 1000
 ) -> tuple[float, float] | None:
-    """Where 95 of 100 speed-ups lie that other prompts of this kind would have shown: a bootstrap over batches.
+    """Where 95 of 100 speed-ups lie that other questions of this kind would have shown: a bootstrap.
 
     Args:
-      tokens: output tokens of each batch, speculative and plain.
+      tokens: output tokens of each question (or of whatever else was measured by itself), speculative and plain.
       seconds: their times.
-      num_draws: resampled sets of batches, drawn with a fixed seed.
+      num_draws: resampled sets of questions, drawn with a fixed seed.
 
     Returns:
-      The interval's ends, or None for fewer than two batches or batches without output.
+      The interval's ends, or None for fewer than `FEWEST` questions, or one without output.
     """
-    if len(tokens) < 2 or not all(min(pair) > 0 for pair in tokens):
+    if len(tokens) < FEWEST or not all(min(pair) > 0 for pair in tokens):
         return None
     chosen = np.random.default_rng(0).integers(len(tokens), size=(num_draws, len(tokens)))
     rates = np.asarray(tokens, float)[chosen].sum(axis=1) / np.asarray(seconds)[chosen].sum(axis=1)

@@ -1,15 +1,16 @@
 """Pairs of a known text under a clock that counts. Case 67 (what the clock waits for) and 65 (what is counted)."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import pytest
 from measured import KNOWN, LINE, line_decoder, ticking
 
 from specjax.benchmark import phases
-from specjax.benchmark.measure import measure, num_batches
+from specjax.benchmark.measure import by_turns, measure, num_batches
 from specjax.benchmark.phases import Phases, time_phases, total_phases
-from specjax.benchmark.questions import Question
+from specjax.benchmark.questions import Question, read_questions
 from specjax.benchmark.summary import summarize_pairs
 from specjax.benchmark.synthetic import with_synthetic_acceptance
 from specjax.jobs.completion import complete
@@ -36,12 +37,36 @@ def known_batch(decoder, count=1):
     return next(complete(decoder, encode_prompts(decoder.tokenizer, prompts, raw=True), batch_size=count))
 
 
-def test_batches_hold_one_category_and_turn(pairs):
+def test_batches_are_filled_across_categories_and_turns(pairs):
     ids = [[completion.prompt.id for completion in pair.plain.completions] for pair in pairs]
-    assert ids == [["1.1", "2.1"], ["1.2"], ["3.1"]]
-    assert [pair.category for pair in pairs] == ["a", "a", "b"]
+    assert ids == [["1.1", "2.1"], ["3.1", "1.2"]]
+    assert [[question.category for question in pair.questions] for pair in pairs] == [["a", "a"], ["b", "a"]]
     assert num_batches(QUESTIONS, 2) == len(pairs)
     assert num_batches(QUESTIONS, 1) == 4
+    assert num_batches(QUESTIONS, 3) == 2
+    assert summarize_pairs(pairs)["mean_batch_fill"] == 1.0
+
+
+def test_systems_run_by_turns_and_the_median_counts():
+    order, times = [], iter([3, 10, 1, 30, 2, 20])
+
+    def run(name):
+        order.append(name)
+        return next(times)
+
+    found = by_turns({name: partial(run, name) for name in "ab"}, 3, float)
+    assert order == [*"ababab"]
+    assert found == {"a": 2, "b": 20}
+
+
+@pytest.mark.parametrize(
+    ("size", "batches", "fill"), [(1, 33, 1.0), (2, 17, 33 / 34), (4, 9, 33 / 36), (8, 5, 33 / 40)]
+)
+def test_own_questions_leave_few_rows_empty(size, batches, fill):
+    """Of 33 turns in 9 categories; a batch for each category and turn would leave more than half of 8 rows empty."""
+    questions = read_questions()
+    assert num_batches(questions, size) == batches
+    assert sum(len(question.turns) for question in questions) / (batches * size) == fill
 
 
 def test_both_ways_decode_the_same_prompts(pairs):

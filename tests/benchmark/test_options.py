@@ -1,12 +1,13 @@
 """What `scripts/benchmark.py` makes of its command line. Case 69: no option is without effect."""
 
 import dataclasses
+import shlex
 
 import pytest
 
-from specjax.benchmark.options import AXES, COMMANDS, REFUSED, parse_plan, recorded
+from specjax.benchmark.options import AXES, COMMANDS, REFUSED, drafter_options, parse_plan, recorded
 from specjax.benchmark.questions import OWN_QUESTIONS
-from specjax.jobs.options import OPTIONS
+from specjax.jobs.options import OPTIONS, parse_options
 from specjax.jobs.settings import EarlyExit, NGram
 from specjax.verify import Block
 
@@ -121,6 +122,29 @@ def test_case_69_options_of_generate_reach_every_point():
     assert {settings.sampling.max_new_tokens for settings in plan.points} == {7}
     assert not any(settings.compilation_cache for settings in plan.points)
     assert plan.points[0].verifier == Block()
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        ["--drafter", "ngram", "--prompt-lookup-max", "2", "--prompt-lookup-min", "2"],
+        ["--drafter", "early_exit", "--exit-layer", "3"],
+        ["--drafter", "early_exit"],
+        ["--drafter", "model", "--draft-model", "a path/small", "--allow-vocabulary-mismatch"],
+    ],
+)
+def test_what_tune_recommends_is_taken_by_generate(drafter):
+    for settings in plan_of(*drafter, command="tune").points:
+        words = shlex.split(drafter_options(settings))
+        assert parse_options(["--prompt", "x", *words]).drafter == settings.drafter
+
+
+def test_greedy_points_of_a_sweep_go_without_filters():
+    plan = plan_of("--temperature", "0,0.7", "--top-p", "0.9", "--num-speculative-tokens", "2", command="sweep")
+    assert [(one.sampling.temperature, one.sampling.top_p) for one in plan.points] == [(0, 1), (0.7, 0.9)]
+    assert [point.get("--top-p") for point in recorded(plan)["points"]] == ["1", None]
+    with pytest.raises(ValueError, match="--temperature above 0 with --top-k, --top-p"):
+        plan_of("--top-p", "0.9", command="sweep")
 
 
 def test_what_is_recorded():

@@ -1,3 +1,7 @@
+import dataclasses
+import datetime
+from pathlib import Path
+
 import pytest
 from measured import pair_of
 
@@ -32,15 +36,36 @@ def test_categories_are_pooled_apart():
     assert list(groups) == ["b", "a"]
     assert groups["b"]["speedup"] == pytest.approx(18 / 9)
     assert groups["a"]["speedup"] == 1.0
-    low, high = groups["b"]["speedup_interval"]
-    assert (low, high) == (9 / 6, 9 / 3)
+    assert groups["b"]["speedup_interval"] is None
     assert summarize_pairs(pairs)["speedup"] == pytest.approx(27 / 18)
+
+
+def test_rows_that_share_a_batch_are_in_no_category():
+    pair = dataclasses.replace(pair_of(), batch_size=4)
+    assert by_category([pair]) == {}
+    assert summarize_pairs([pair, pair_of(name="y")])["mean_batch_fill"] == 2 / 5
+
+
+def test_turns_of_a_question_are_drawn_together():
+    """Two turns of each of 4 questions are 4 draws, of 5 questions 5; and second turns that repeat add no certainty."""
+    turns = [pair_of(fast=fast, name=str(fast)) for fast in (3.0, 4.0, 6.0, 7.0, 9.0) for _ in range(2)]
+    assert summarize_pairs(turns[:8])["speedup_interval"] is None
+    both, first = summarize_pairs(turns), summarize_pairs(turns[::2])
+    assert both["speedup_interval"] == pytest.approx(first["speedup_interval"])
+    assert both["speedup_interval"][0] < both["speedup"] < both["speedup_interval"][1]
+
+
+def test_batches_of_several_rows_are_drawn_as_a_whole():
+    pairs = [dataclasses.replace(pair_of(fast=fast), batch_size=2) for fast in (3.0, 4.0, 6.0, 7.0, 9.0)]
+    alone = [pair_of(fast=fast, name=str(fast)) for fast in (3.0, 4.0, 6.0, 7.0, 9.0)]
+    assert summarize_pairs(pairs)["speedup_interval"] == summarize_pairs(alone)["speedup_interval"]
+    assert summarize_pairs(pairs[1:])["speedup_interval"] is None
 
 
 def test_records_of_batches():
     (record,) = batch_records([pair_of()])
     assert record == {
-        "category": "a",
+        "categories": ["a"],
         "ids": ["x"],
         "speculative": {"num_emitted_tokens": 8, "seconds": 5.0},
         "plain": {"num_emitted_tokens": 8, "seconds": 9.0},
@@ -53,6 +78,10 @@ def test_surroundings():
     assert known["backend"] == "cpu"
     assert known["prng"] == "threefry2x32"
     assert known["specjax"] != ""
+    assert known["cpu"]
+    assert abs(datetime.datetime.fromisoformat(known["date"]) - datetime.datetime.now(datetime.UTC)).days == 0
+    assert bool(known["commit"]) == (Path(__file__).parents[2] / ".git").exists()
+    assert not any("/" in str(value) for value in known.values())
     memory = peak_memory()
     assert 2**24 < memory["peak_host_bytes"] < 2**40
     assert memory["peak_device_bytes"] is None

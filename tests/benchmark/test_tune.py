@@ -3,10 +3,9 @@ from measured import KNOWN, line_decoder, stats_of
 from small_jobs import quick_programs
 
 from specjax.benchmark.questions import Question
-from specjax.benchmark.tune import predict, recommend, step_costs
+from specjax.benchmark.tune import check_enough, predict, recommend, step_costs, worth_trying
 
 STATS = stats_of([(4, 4, 5), (4, 2, 3), (0, 0, 1), (4, 0, 1)], 4)
-VALUES = {"drafter": "ngram", "num_speculative_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -31,16 +30,43 @@ def test_prediction(window, wide, size, length, cost):
     [
         (1.3, (1.1, 1.5), True),
         (1.3, (0.9, 1.6), False),
-        (1.3, None, True),
+        (1.3, None, False),
         (1.01, (1.005, 1.02), False),
         (0.7, (0.6, 0.8), False),
         (None, None, False),
     ],
 )
 def test_only_what_is_faster_beyond_doubt_is_recommended(speedup, interval, speculate):
-    advice = recommend(VALUES, {"speedup": speedup, "speedup_interval": interval})
-    options = "--drafter ngram --num-speculative-tokens 4" if speculate else "--drafter none"
-    assert advice == {"speculate": speculate, "options": options}
+    advice = recommend("--drafter ngram", {"speedup": speedup, "speedup_interval": interval})
+    assert advice == {"speculate": speculate, "options": "--drafter ngram" if speculate else "--drafter none"}
+
+
+def test_what_failed_is_not_recommended():
+    assert not recommend("--drafter ngram", {"error": "RuntimeError: full"})["speculate"]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "order"),
+    [
+        ([1.1, 1.5, 1.3, 1.4], [1, 3, 2]),
+        ([0.9, 1.5, None], [1]),
+        ([0.9, 0.95, 0.8], [1]),
+        ([None, 1.2], [1]),
+    ],
+)
+def test_the_best_predictions_are_tried_first(predicted, order):
+    candidates = [{"error": "no"} if value is None else {"predicted_speedup": value} for value in predicted]
+    assert worth_trying(candidates) == order
+
+
+def test_a_verdict_needs_five_questions_or_batches():
+    questions = [Question(id=number, category="a", turns=(KNOWN,)) for number in range(9)]
+    check_enough(questions[:5], 1)
+    check_enough(questions, 2)
+    with pytest.raises(ValueError, match=r"at least 5 questions .* got 4"):
+        check_enough(questions[:4], 1)
+    with pytest.raises(ValueError, match=r"at least 5 batches .* got 4"):
+        check_enough(questions[:8], 2)
 
 
 def test_steps_are_timed():

@@ -24,6 +24,7 @@ def test_run():
         "speed-up": "1.29",
         "decode only": "0.762",
         "predicted": "1.67",
+        "fill": "1",
         "95%": "0.90-1.80",
         "equal": "2/2",
     }
@@ -49,12 +50,37 @@ def test_tune():
     assert cells(predicted, "ngram, K=4")["predicted"] == "1.818"
     assert cells(measured, "ngram, K=4")["speed-up"] == "1.8"
     assert conclusion(tune_summary(speedup=1.8)) == (
-        "Use --drafter ngram --num-speculative-tokens 4: 1.80x (-) measured with ngram, K=4."
+        "Use --drafter ngram --num-speculative-tokens 4: 1.80x (1.80 to 1.80) measured with ngram, K=4."
     )
     assert conclusion(tune_summary(speedup=0.9)) == (
-        "Do not speculate (--drafter none): 0.90x (-) measured with ngram, K=4, the best prediction, is no gain beyond "
-        "doubt."
+        "Do not speculate (--drafter none). Of the best predictions none is a gain beyond doubt: 0.90x (0.90 to 0.90) "
+        "measured with ngram, K=4."
     )
+
+
+def test_tune_before_its_end():
+    early = tune_summary() | {"complete": False, "tried": [], "recommendation": None}
+    assert [grid.title for grid in grids(early)] == ["Predicted"]
+    assert conclusion(early) == (
+        "Not complete: this is what had been measured when the report was written. No recommendation yet. Tried: "
+        "nothing."
+    )
+
+
+def test_empty_rows_are_said():
+    summary = sweep_summary()
+    summary["points"][1] |= {"mean_batch_fill": 0.75}
+    assert conclusion(summary).endswith("Too few questions for the batch: not all rows had one at K=4, B=1 (75 %).")
+    assert cells(grids(summary)[0], "K=4, B=1")["fill"] == "0.75"
+
+
+def test_what_failed_is_shown_apart():
+    summary = sweep_summary()
+    summary["points"][2] = {"values": summary["points"][2]["values"], "error": "RuntimeError: full"}
+    points, lost = grids(summary)
+    assert [row[0] for row in points.rows] == ["K=1, B=1", "K=4, B=1", "K=4, B=2"]
+    assert lost.rows == (("ngram, K=1, rejection, T=0, B=2", "RuntimeError: full"),)
+    assert conclusion(summary).endswith("The best is K=1, B=1 at 1.80x. Failed: K=1, B=2.")
 
 
 @pytest.mark.parametrize("build", [run_summary, sweep_summary, tune_summary])

@@ -48,6 +48,19 @@ def test_positions():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["unconditional", "conditional"]
 
 
+def test_positions_without_data_have_no_bar():
+    """The third position was never drafted, the fourth drafted and never kept."""
+    summary = run_summary()
+    summary["overall"]["speculative"] |= {
+        "acceptance_rate_per_position": [1.0, 0.5, None, 0.0],
+        "conditional_acceptance_rate": [1.0, 0.5, None, None],
+    }
+    axes = drawn(summary, "positions")
+    assert heights(axes) == [100, 50, 0, 100, 50]
+    assert [round(bar.get_x() + bar.get_width() / 2, 2) for bar in axes.patches] == [0.81, 1.81, 3.81, 1.19, 2.19]
+    assert axes.get_xlim() == (0.5, 4.5)
+
+
 def test_time_split():
     """Milliseconds a token: of 16 tokens, 2 s of prefill, 1.2 of drafting, 8.4 of verifying and .6 of others."""
     axes = drawn(run_summary(), "time")

@@ -12,6 +12,7 @@ from specjax.report.metrics import (
     no_stats,
     pool,
     speedup,
+    speedup_interval,
     throughput_metrics,
 )
 from specjax.types import DecodeStats
@@ -125,6 +126,22 @@ def test_throughput_and_speedup():
     fast, slow = throughput_metrics(30, 20, 4.0), throughput_metrics(30, 20, 10.0)
     assert fast == {"output_tokens_per_second": 5.0, "total_token_throughput": 12.5}
     assert speedup(fast, slow) == 2.5
+
+
+def test_the_interval_holds_95_of_100_speedups():
+    """Plain times that vary by 10 %: the speed-up of 100 questions does so by 1 %, either way 1.96 times that."""
+    times = 4 + 0.4 * np.random.default_rng(1).standard_normal(100)
+    tokens = [(8, 8)] * 100
+    low, high = speedup_interval(tokens, [(2.0, time) for time in times], num_draws=4000)
+    spread = times.std() / 10 / 2
+    assert (high - low) / spread == pytest.approx(2 * 1.96, rel=0.06)
+    assert (high + low) / 2 == pytest.approx(times.mean() / 2, abs=0.3 * spread)
+
+
+def test_few_questions_have_no_interval():
+    assert speedup_interval([(8, 8)] * 4, [(2.0, 3.0)] * 4) is None
+    assert speedup_interval([(8, 8)] * 5, [(2.0, 3.0)] * 5) == (1.5, 1.5)
+    assert speedup_interval([(8, 8)] * 5 + [(0, 8)], [(2.0, 3.0)] * 6) is None
 
 
 def history_of(*steps):
