@@ -105,8 +105,9 @@ def test_rows_hold_every_case(source):
         if rule != "greedy" or kind.startswith("T = 0")
     }
     assert np.bincount(groups).min() > CHUNK / 4 / 7 / 4 / 2
-    likely = np.bincount(groups, drafts_the_likeliest(chosen))
-    assert (np.abs(likely - np.bincount(groups) / 2) <= 1).all()
+    more = np.bincount(groups, drafts_the_likeliest(chosen)) - np.bincount(groups) / 2
+    assert more.min() >= 0
+    assert more.max() < 6  # the random ones that happen to be the likeliest
     lengths = {len(prompt_of(kind)) for kind in KINDS}
     assert lengths == {2, 3, 4, 5, 6}
 
