@@ -1,4 +1,7 @@
-"""Checks on your model that speculative decoding is lossless: distribution, tokens, bits. Exit status 1 if not."""
+"""Checks on your model that speculative decoding is lossless: distribution, tokens, bits.
+
+Exit status: 0 passed; 1 a level failed, or nothing could be run; 2 wrong options; 3 nothing was judged.
+"""
 
 import dataclasses
 import json
@@ -13,7 +16,7 @@ from specjax.jobs.decoder import build_decoder
 from specjax.jobs.prompts import encode_prompts, read_prompts
 from specjax.jobs.runtime import configure, fail, open_output
 from specjax.jobs.settings import Settings, record
-from specjax.report.levels import divergence_table, failures, level_table, pool_texts, verdict
+from specjax.report.levels import divergence_table, level_table, outcome, pool_texts, verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return fail(error, 2)
     try:
-        return 0 if run(settings, checks) else 1
+        return {True: 0, False: 1, None: 3}[run(settings, checks)]
     except (ValueError, OSError) as error:
         return fail(error, 1)
     except KeyboardInterrupt:
@@ -30,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def run(settings: Settings, checks: Checks) -> bool:
+def run(settings: Settings, checks: Checks) -> bool | None:
     configure(settings.dtype, cache=settings.compilation_cache)
     print("settings:", json.dumps(record(settings) | dataclasses.asdict(checks)), file=sys.stderr)
     prompts, decoder = read_prompts(settings.prompt, settings.prompts), build_decoder(settings)
@@ -51,7 +54,7 @@ def run(settings: Settings, checks: Checks) -> bool:
     if settings.promises_equal_tokens and any(text.divergences for text in texts.values()):
         console.print(divergence_table(texts))
     print(verdict(judgements))
-    return not failures(judgements)
+    return outcome(judgements)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Cases of group (a), public bug reports where the distribution changed; each is one example of a kind."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -288,14 +289,14 @@ def test_case_08_every_branch_has_the_same_filtered_law(kind, branch):
 
 MARKOV = np.random.default_rng(9).dirichlet(np.ones(V), V)
 MIXED = [{"temperature": t, "top_p": p} for t, p in zip([0, 1.0, 0, 1e-6], [1, 0.9, 0.5, 1], strict=True)]
+MIXED_PARAMS = model_params(MARKOV, np.roll(MARKOV, 1, axis=0))
 
 
 @cache
 def mixed(lonely: bool) -> Any:
     """`lonely`: the sampling rows are left out."""
-    silent = lonely & (kind_of(4) == 1)
-    with jax.debug_nans(True):
-        return run(BY_MODEL, model_params(MARKOV, np.roll(MARKOV, 1, axis=0)), rows_of(*MIXED), silent=silent)
+    config = dataclasses.replace(BY_MODEL, log_probs=True)
+    return run(config, MIXED_PARAMS, rows_of(*MIXED), silent=lonely & (kind_of(4) == 1))
 
 
 def test_case_09_greedy_and_sampling_rows_share_a_batch():
@@ -305,6 +306,11 @@ def test_case_09_greedy_and_sampling_rows_share_a_batch():
         text.append(int(MARKOV[text[-1]].argmax()))
     assert (tokens[kind_of(4) != 1] == text[1:]).all()
     assert_law(tokens, joint(MARKOV, top_p=0.9), kind_of(4) == 1)
+    logs = mixed(False).log_probs
+    for log_probs in (logs.raw[:, 2:], logs.processed[:, 2:]):
+        assert np.isfinite(log_probs[:, :NEW]).all()
+    assert (logs.processed[kind_of(4) != 1, 2 : 2 + NEW] > -1e-6).all()
+    assert not np.isnan(drafted(BY_MODEL, MIXED_PARAMS, rows_of(*MIXED)).log_probs).any()
 
 
 def test_case_09_greedy_rows_do_not_notice_a_missing_neighbour():

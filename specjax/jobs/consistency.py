@@ -13,10 +13,10 @@ from specjax.jobs.checks import Checks
 from specjax.jobs.completion import Batch, Completion, batch_rows, complete
 from specjax.jobs.decoder import Decoder, Rows, begin, plain_decoder
 from specjax.jobs.prompts import Prompt
-from specjax.jobs.replay import Deviation, replay, scores_at
+from specjax.jobs.replay import Deviation, places_in, replay, scores_at
 from specjax.jobs.settings import Settings, record
 from specjax.jobs.summary import compare
-from specjax.report.divergence import Divergence, explain
+from specjax.report.divergence import Divergence, at_edge, explain
 from specjax.report.goodness_of_fit import GTest, law_test, two_sample_test
 from specjax.report.levels import (
     Judgement,
@@ -27,8 +27,9 @@ from specjax.report.levels import (
     judge_bits,
     judge_distribution,
     judge_tokens,
+    outcome,
 )
-from specjax.types import Context
+from specjax.types import Context, DecodeState, SamplingParams
 
 ROWS = 64
 """Keys drawn together."""
@@ -47,7 +48,7 @@ def with_window(decoder: Decoder, num_speculative_tokens: int) -> Decoder:
 def compare_texts(
     decoder: Decoder, prompts: Sequence[Prompt], windows: Sequence[int], settings: Settings
 ) -> Iterator[dict[int, TextCheck]]:
-    """Decodes prompts plainly and at each K, a batch at a time, and reads the plain text both ways.
+    """Decodes prompts plainly and at each K, a batch at a time, reads the plain text both ways and the others plainly.
 
     Args:
       decoder: one that drafts at every step.
@@ -85,9 +86,32 @@ def _compare_batch(
                 if settings.promises_equal_tokens and chunk.holds(divergence.index):
                     scores = scores_at(chunk, row, divergence.index, keys=rows[0], context=context, sampling=sampling)
                     divergences[row] = explain(divergence, scores, settings.dtype)
+    placed = {window: _places(plain, rows, state, sampling, batch, settings) for window, batch in batches.items()}
     return {
-        window: _text_check(written, batch, parted[window], deviations[window]) for window, batch in batches.items()
+        window: _text_check(written, batch, parted[window], deviations[window], placed[window])
+        for window, batch in batches.items()
     }
+
+
+def _places(
+    plain: Decoder, rows: Rows, state: DecodeState, sampling: SamplingParams, batch: Batch, settings: Settings
+) -> np.ndarray:
+    """`[m]`, where each token written with drafts falls in the law that plain decoding has for it.
+
+    NaN: the law forbids it, and not by a hair. Nothing is placed where the law is certain, nor where texts are cut
+    before stop strings, since what is left of them would tell what followed.
+    """
+    found, context = [np.zeros(0)], _with_output(state.context, batch.completions)
+    if not settings.sampling.temperature or settings.sampling.stop:
+        return found[0]
+    for chunk in replay(plain.params.target, state.cache, context, sampling, target=plain.config.target, widths=[]):
+        places, exists = places_in(chunk, rows[0], context)
+        for row, place in np.argwhere(exists & np.isnan(places)):
+            index = chunk.first + int(place)
+            scores = scores_at(chunk, row, index, keys=rows[0], context=context, sampling=sampling)
+            exists[row, place] = not at_edge(scores, batch.completions[row].token_ids[index], settings.dtype)
+        found.append(places[exists])
+    return np.concatenate(found)
 
 
 def _with_output(context: Context, completions: Sequence[Completion]) -> Context:
@@ -126,7 +150,11 @@ def _divergence(decoder: Decoder, other: Completion, plain: Completion, index: i
 
 
 def _text_check(
-    written: Batch, batch: Batch, divergences: dict[int, Divergence], deviations: Sequence[Deviation]
+    written: Batch,
+    batch: Batch,
+    divergences: dict[int, Divergence],
+    deviations: Sequence[Deviation],
+    places: np.ndarray,
 ) -> TextCheck:
     compared = [
         divergences[row].index + 1 if row in divergences else len(completion.token_ids)
@@ -145,6 +173,7 @@ def _text_check(
         logit_differences=columns["logits"],
         magnitudes=columns["magnitude"],
         total_variations=columns["total_variation"],
+        places=places,
     )
 
 
@@ -244,10 +273,9 @@ def report(
       texts: by K.
       judgements: by K.
     """
-    failed = failures(judgements)
     return {
-        "passed": not failed,
-        "failures": failed,
+        "passed": outcome(judgements),
+        "failures": failures(judgements),
         "settings": record(settings),
         "checks": dataclasses.asdict(checks),
         "environment": _environment(),

@@ -12,6 +12,7 @@ from flax import struct
 from jax import lax
 
 from specjax.report.divergence import Scores
+from specjax.report.goodness_of_fit import places
 from specjax.sampling import law, position_keys
 from specjax.types import Context, LanguageModel, SamplingParams
 
@@ -128,6 +129,33 @@ def _deviation(plain: Reading, other: Reading, context: Context, first: jax.Arra
         magnitude=jnp.where(jnp.isfinite(plain.logits), jnp.abs(plain.logits), 0).max(axis=-1),
         total_variation=jnp.abs(jnp.exp(plain.log_probs) - jnp.exp(other.log_probs)).sum(axis=-1) / 2,
     )
+
+
+def places_in(chunk: Chunk, keys: jax.Array, context: Context) -> tuple[np.ndarray, np.ndarray]:
+    """Where each output token of a chunk falls in the law of plain decoding (`goodness_of_fit.places`).
+
+    Args:
+      chunk: what was read.
+      keys: `[B]` row keys.
+      context: what was replayed.
+
+    Returns:
+      `[B, C]` places, NaN for a token that its law forbids; and `[B, C]` bool, the row has an output token here.
+    """
+    places, exists = _places(chunk.plain.log_probs, keys, context, chunk.first)
+    return np.array(places), np.array(exists)
+
+
+@jax.jit
+def _places(
+    log_probs: jax.Array, keys: jax.Array, context: Context, first: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    offsets = first + jnp.arange(CHUNK)
+    columns = jnp.minimum(context.prompt_length[:, None] + offsets, context.tokens.shape[1] - 1)
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), first))(keys)
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (CHUNK,)))(keys)
+    tokens = jnp.take_along_axis(context.tokens, columns, axis=1)
+    return places(draws, tokens, log_probs), offsets < (context.length - context.prompt_length)[:, None]
 
 
 def scores_at(

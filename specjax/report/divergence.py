@@ -118,6 +118,12 @@ def filter_edge(scores: Scores, token: int) -> float:
     return float(min(distances))
 
 
+def at_edge(scores: Scores, token: int, dtype: str) -> bool:
+    """Whether rounding decides if the filters keep a token."""
+    gap = filter_edge(scores, token) * scores.temperature
+    return gap < rounding(dtype, float(np.abs(scores.logits[token])))
+
+
 def finite(value: float) -> float | None:
     """A number for JSON: None for what is not finite."""
     return float(value) if math.isfinite(value) else None

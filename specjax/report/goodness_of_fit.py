@@ -146,7 +146,20 @@ def places(draws: jax.Array, tokens: jax.Array, log_probs: jax.Array) -> jax.Arr
 
 
 def uniformity(values: np.ndarray, cells: int = 16) -> float:
-    """P-value of `[n]` places being uniform; 0 if a token was forbidden."""
-    if np.isnan(values).any():
-        return 0.0
-    return g_test(np.bincount((values * cells).astype(int), minlength=cells), np.full(cells, 1 / cells))
+    """P-value of `[n]` places being uniform; 0 if a token was forbidden.
+
+    Raises:
+      ValueError: too few to say anything.
+    """
+    return g_test(*_placed(values, cells))
+
+
+def uniformity_test(values: np.ndarray, cells: int = 16) -> GTest:
+    """The same as a test, which may have nothing to say."""
+    return one_sample_test(*_placed(values, cells))
+
+
+def _placed(values: np.ndarray, cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts `[cells + 1]` and their law; forbidden tokens (NaN) are in the last one, whose probability is 0."""
+    places = np.where(np.isnan(values), cells, values * cells)
+    return np.bincount(places.astype(int), minlength=cells + 1), np.append(np.full(cells, 1 / cells), 0)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specjax.report.divergence import Divergence, finite, step
-from specjax.report.goodness_of_fit import SIGNIFICANCE, GTest
+from specjax.report.goodness_of_fit import SIGNIFICANCE, GTest, uniformity_test
 from specjax.report.table import show
 
 MEAN_VARIATION = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -38,6 +38,8 @@ class TextCheck:
     """`[n]`, the largest plain logit."""
     total_variations: np.ndarray
     """`[n]`, between the processed laws, read both ways."""
+    places: np.ndarray
+    """`[m]`, where each token written with drafts falls in its law (`goodness_of_fit.places`); empty: not computed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ def judge_distribution(sample: SampleCheck | None, text: TextCheck, *, dtype: st
 
     Args:
       sample: None if nothing was drawn.
-      text: for the laws at each place of the plain text.
+      text: for the laws at each place of the plain text, and for the places of the other text's tokens in theirs.
       dtype: of the weights.
       greedy: each law is certain of one token.
     """
@@ -99,14 +101,16 @@ def judge_distribution(sample: SampleCheck | None, text: TextCheck, *, dtype: st
             numbers=numbers,
         )
     laws = f"TV of laws {mean:.2g} on average (allowed {MEAN_VARIATION[dtype]:g}), {largest:.2g} at most"
+    placed = uniformity_test(text.places)
     tests: Mapping[str, GTest] = {} if sample is None or not sample.num_draft_tokens else sample.tests
+    verdicts = [test.passed for test in tests.values()] + [placed.passed] * (text.num_draft_tokens > 0)
     if sample is not None:
         numbers |= {name: getattr(sample, name) for name in ("num_rows", "num_draft_tokens", "num_accepted_tokens")}
         numbers["tests"] = {name: _test_record(test) for name, test in sample.tests.items()}
-    passed = _all([test.passed for test in tests.values()])
-    if not mean <= MEAN_VARIATION[dtype]:
-        passed = False
-    return Judgement(level="distribution", passed=passed, summary=f"{_tests(sample)}; {laws}", numbers=numbers)
+    numbers["places"] = {"num_tokens": text.places.size, **_test_record(placed)}
+    passed = _all(verdicts) if mean <= MEAN_VARIATION[dtype] else False
+    found = f"{_tests(sample)}; {text.places.size:,} tokens in their laws {_value(placed)}; {laws}"
+    return Judgement(level="distribution", passed=passed, summary=found, numbers=numbers)
 
 
 def _test_record(test: GTest) -> dict[str, Any]:
@@ -118,14 +122,15 @@ def _tests(sample: SampleCheck | None) -> str:
         return "no keys were drawn"
     if not sample.num_draft_tokens:
         return f"nothing was drafted in {sample.num_rows:,} rows"
-    values = [
-        f"{name} {'(too few rows)' if test.p_value is None else f'{test.p_value:.2g}'}"
-        for name, test in sample.tests.items()
-    ]
+    values = [f"{name} {_value(test)}" for name, test in sample.tests.items()]
     return (
         f"{sample.num_rows:,} rows, {sample.num_draft_tokens:,} drafted, {sample.num_accepted_tokens:,} accepted; "
         f"p-values (fail below {SIGNIFICANCE:g}): {', '.join(values)}"
     )
+
+
+def _value(test: GTest) -> str:
+    return "(too few)" if test.p_value is None else f"{test.p_value:.2g}"
 
 
 def judge_tokens(text: TextCheck, *, promised: bool) -> Judgement:
@@ -254,14 +259,40 @@ def failures(judgements: Mapping[int, Sequence[Judgement]]) -> list[str]:
     ]
 
 
-def verdict(judgements: Mapping[int, Sequence[Judgement]]) -> str:
-    """What failed, a line each; or how many verdicts passed, and how many there could not be.
+def unjudged(judgements: Mapping[int, Sequence[Judgement]]) -> list[int]:
+    """Each K at which neither the law nor the tokens of the output were judged; logits say nothing about drafts.
 
     Args:
       judgements: by K.
     """
-    failed = failures(judgements)
+    return [
+        window
+        for window, levels in judgements.items()
+        if all(judgement.passed is None for judgement in levels if judgement.level != "bits")
+    ]
+
+
+def outcome(judgements: Mapping[int, Sequence[Judgement]]) -> bool | None:
+    """Whether everything passed; None: nothing failed, but at some K the output was not judged.
+
+    Args:
+      judgements: by K.
+    """
+    if failures(judgements):
+        return False
+    return None if unjudged(judgements) else True
+
+
+def verdict(judgements: Mapping[int, Sequence[Judgement]]) -> str:
+    """What failed, a line each; or where nothing was judged; or how many verdicts passed, and how many there are not.
+
+    Args:
+      judgements: by K.
+    """
+    failed, silent = failures(judgements), unjudged(judgements)
     if failed:
         return "\n".join(f"failed: {line}" for line in failed)
+    if silent:
+        return f"not judged: neither law nor tokens at K = {', '.join(map(str, silent))}"
     verdicts = [judgement.passed for levels in judgements.values() for judgement in levels]
     return f"passed: {verdicts.count(True)} of {len(verdicts)} verdicts, {verdicts.count(None)} not judged"

@@ -26,7 +26,8 @@ def check_drafts(
     """Drafted tokens follow the laws that are reported with them, at each place of the window.
 
     A length that depends on a token's own draw, or a law saved before the last transform, shows here with fewer rows
-    than in the output. Deterministic drafts report no laws: there is nothing to find.
+    than in the output. Deterministic drafts report no laws: there is nothing to find. Sampled ones that are all empty
+    fail: nothing was seen of them.
 
     Args:
       name: of the case.
@@ -48,13 +49,18 @@ def check_drafts(
     found, length = _collect(first_drafts, params, data, rows, key)
     if found is not None:
         inside = np.arange(found.shape[1]) < length[:, None]
-        yield _uniform("drafts", name, found, inside)
+        if inside.any():
+            yield _uniform("drafts", name, found, inside)
+        else:
+            yield report.drafts(f"{name}, first drafts", 0, 0)
 
 
 def check_output(
     name: str, config: DecodeConfig, params: Params, data: Data, rows: int, key: jax.Array, rules: Sequence[str] = ("",)
 ) -> Iterator[Finding]:
     """Output tokens follow the target's laws along the text that they are part of, one finding for each rule.
+
+    And there were drafts, or nothing was verified.
 
     Args:
       name: of the case.
@@ -67,16 +73,18 @@ def check_output(
     """
     new = config.drafter.num_tokens + 2
 
-    def texts(params: Params, key: jax.Array, *data: Any) -> tuple[jax.Array, jax.Array]:
+    def texts(params: Params, key: jax.Array, *data: Any) -> tuple[jax.Array, ...]:
         state = decode.prefill(params, key, *data, config=config, max_new_tokens=new)
-        context = decode.decode_steps(params, state, data[-1], config=config).context
-        draws = _draws(key, (len(context.length), new))
-        return _text_places(config, params, context, data[-1], draws), context.length - context.prompt_length
+        state = decode.decode_steps(params, state, data[-1], config=config)
+        context, draws = state.context, _draws(key, (len(state.context.length), new))
+        found = _text_places(config, params, context, data[-1], draws)
+        return found, context.length - context.prompt_length, state.stats.drafted, state.stats.accepted
 
-    found, length = _collect(texts, params, data, rows, key)
+    found, length, drafted, accepted = _collect(texts, params, data, rows, key)
     for index, rule in enumerate(rules):
         own = found[index :: len(rules)], length[index :: len(rules)]
         yield _uniform("output", f"{name}, {rule}".removesuffix(", "), own[0], np.arange(new) < own[1][:, None])
+    yield report.drafts(name, int(drafted.sum()), int(accepted.sum()))
 
 
 def _text_places(config: DecodeConfig, params: Params, context: Any, sampling: Any, draws: jax.Array) -> jax.Array:

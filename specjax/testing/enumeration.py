@@ -1,8 +1,9 @@
 """The exact joint law of K + 1 tokens, through every draft, coin and draw of one window of the shipped verifiers.
 
-A rule of coins is driven through its pure functions (`CoinRule`), of which its `__call__` is made. A rule that keeps
-what equals the target's own draw is driven through its `__call__`, with laws that leave each draw no choice. What a
-window emits is continued by the target; the joint law must then be the target's, and nothing is left to chance.
+A rule of coins is driven through its pure functions (`CoinRule`), of which its `__call__` is made; a test holds the
+shipped call to what this module makes of them. A rule that keeps what equals the target's own draw is driven through
+its `__call__`, with laws that leave each draw no choice. What a window emits is continued by the target; the joint law
+must then be the target's, and nothing is left to chance.
 """
 
 import dataclasses

@@ -179,17 +179,17 @@ def subject(
 def rows_for(params: Params, rules: Mapping[str, Verifier]) -> Batch:
     """Ragged prompts that repeat themselves, and limits, stop ids and transforms of all kinds."""
     random, judges = np.random.default_rng(4), list(rules.values())
+    hands = np.arange(ROWS) // len(rules)  # what goes by them is dealt to every rule; periods are prime to that of K
     kinds = [
-        KINDS[row // len(rules) % len(KINDS)]
-        | ({"temperature": 0.0} if isinstance(judges[row % len(rules)], Greedy) else {})
-        for row in range(ROWS)
+        KINDS[hand % len(KINDS)] | ({"temperature": 0.0} if isinstance(judges[row % len(rules)], Greedy) else {})
+        for row, hand in enumerate(hands)
     ]
-    length = 1 + np.arange(ROWS) * 5 % (WIDTH - NEW)
+    length = 1 + hands * 5 % (WIDTH - NEW)
     prompt = np.tile(random.integers(0, 11, (ROWS, 4)), (1, WIDTH // 4))
     sampling = row_sampling(
         kinds,
         max_tokens=random.integers(NEW // 2, NEW + 1, ROWS).tolist(),
-        min_tokens=(random.integers(0, 6, ROWS) * (np.arange(ROWS) // len(rules) % 3 == 0)).tolist(),
+        min_tokens=np.where(hands % 4 == 0, random.integers(1, 7, ROWS), 0).tolist(),
         stop_token_ids=[[int(x)] if x < 11 else [] for x in random.integers(0, 30, ROWS)],
     )
     return Batch(
@@ -350,10 +350,15 @@ def _blind_to_prompts(sampling: SamplingParams) -> np.ndarray:
 def check_equality(names: Sequence[str] = tuple(SUBJECTS)) -> Iterator[Finding]:
     """All of this for every kind of drafter."""
     for name in names:
-        with jax.default_matmul_precision("highest"):
-            chosen = SUBJECTS[name]()
         checks = [check_tokens, check_rows, check_resume]
-        yield from exactly(chosen, checks + [check_steps, check_greedy_text] * (name == "script"))
+        yield from checked(name, checks + [check_steps, check_greedy_text] * (name == "script"))
+
+
+def checked(name: str, checks: Sequence[Callable[[Subject], Iterator[Finding]]]) -> Iterator[Finding]:
+    """Checks of one of the `SUBJECTS`, made at the same precision."""
+    with jax.default_matmul_precision("highest"):
+        chosen = SUBJECTS[name]()
+    yield from exactly(chosen, checks)
 
 
 def exactly(chosen: Subject, checks: Sequence[Callable[[Subject], Iterator[Finding]]]) -> Iterator[Finding]:

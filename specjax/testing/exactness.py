@@ -29,6 +29,7 @@ TRANSFORMS: Mapping[str, dict[str, Any]] = {
     "min-p .3": {"min_p": 0.3},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
     "min_tokens": {"stop_token_ids": [1], "min_tokens": 2},
+    "logit bias, allowed ids": {"logit_bias": (0.7, -0.5, -np.inf, 0.3)},
     "T = 0": {"temperature": 0.0},
 }
 """Arguments of `sampling_params` that mean something for four tokens."""

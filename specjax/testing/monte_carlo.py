@@ -1,10 +1,11 @@
-"""Monte Carlo on the jitted `generate`: do the first three tokens of a great many rows follow the target's joint law?
+"""Monte Carlo on the jitted `generate`: do the first tokens of a great many rows follow the target's joint law?
 
 Rows are independent, so one batch holds every rule, length of draft, transform and prompt, and few programs compile.
 Rows are drawn in batches of `CHUNK`, whatever their number, and only counts are kept.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,16 +29,16 @@ from specjax.testing.laws import continuation, reader, text_law
 from specjax.testing.models import ScriptedDrafter, TableModel, script_of
 from specjax.testing.report import Finding
 from specjax.testing.rows import EachRow, Limited, limited_params
-from specjax.types import Drafter, LanguageModel, Params, SamplingParams, Verifier
+from specjax.types import Drafter, LanguageModel, Output, Params, SamplingParams, Verifier
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
 
 CHUNK = 24_576
 """Rows of a batch: a multiple of the number of rules: one, two, three or four."""
-TESTED = 3
-"""Tokens whose joint law is tested."""
 WINDOW = 3
 NEW = WINDOW + 1
 """Tokens of each row: the first window has room for a whole draft and its bonus token."""
+TEXTS = 2**18
+"""A joint law has no more texts than this: of all `NEW` tokens at V = 8, of the first three at V = 64."""
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "T = 1": {},
@@ -66,7 +67,12 @@ class Source:
     target: LanguageModel
     params: Any
     laws: Mapping[str, np.ndarray]
-    """By kind, `[V] * TESTED`."""
+    """By kind, `[V]` for each token that is tested."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the laws."""
+        return next(iter(self.laws.values())).shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,9 +102,10 @@ PROMPT_WIDTH = max(len(prompt_of(kind)) for kind in KINDS)
 def source_of(name: str, target: LanguageModel, params: Any) -> Source:
     """A source of rows of all kinds."""
     read, laws = reader(target), {}
+    tested = max(count for count in range(1, NEW + 1) if target.vocab_size**count <= TEXTS)
     for kind, options in KINDS.items():
         model = continuation(read, params, prompt_of(kind))
-        laws[kind] = text_law(model, target.vocab_size, TESTED, prompt_of(kind), **options)
+        laws[kind] = text_law(model, target.vocab_size, tested, prompt_of(kind), **options)
     return Source(name=name, target=target, params=params, laws=laws)
 
 
@@ -151,11 +158,19 @@ def scripted_draft(
     made = experiment("scripted draft", source, drafter, Params(target=source.params), rules, kinds, **options)
     likeliest = {kind: _likeliest_text(source, kind) for kind in kinds}
     texts = random.integers(0, source.target.vocab_size, (CHUNK, PROMPT_WIDTH + NEW + WINDOW), np.int32)
-    for row in range(0, CHUNK, 2):
+    for row in np.flatnonzero(follows_likeliest(made)):
         texts[row] = likeliest[made.kinds[row]]
     script = script_of(jnp.asarray(texts), WINDOW)
     params = limited_params(dataclasses.replace(made.params, draft=script), made.limits)
     return dataclasses.replace(made, params=params)
+
+
+def follows_likeliest(scripted: Experiment) -> np.ndarray:
+    """`[CHUNK]` bool: every other row of each rule, limit and kind."""
+    groups, dealt = row_groups(scripted)[0], np.zeros(CHUNK, bool)
+    for group in range(groups.max() + 1):
+        dealt[np.flatnonzero(groups == group)[::2]] = True
+    return dealt
 
 
 def _likeliest_text(source: Source, kind: str) -> list[int]:
@@ -230,13 +245,25 @@ def _suits(rule: Verifier, kind: str) -> bool:
 
 # ---- Drawing and testing ----
 
-Generate = Callable[..., jax.Array]
-"""`(params, key, prompt, prompt_length, sampling)` -> tokens `[B, NEW]`."""
+Generate = Callable[..., Output]
+"""`(params, key, prompt, prompt_length, sampling)` -> `NEW` tokens a row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """What many rows wrote, by `row_groups`."""
+
+    counts: np.ndarray
+    """`[groups, texts]`, how often each text of the tested tokens came."""
+    drafted: np.ndarray
+    """`[groups]`."""
+    accepted: np.ndarray
+    """`[groups]`."""
 
 
 def generator(config: DecodeConfig) -> Generate:
     """`generate`, compiled for a config."""
-    return compiled(lambda *data: decode.generate(*data, config=config, max_new_tokens=NEW).tokens, level=1)
+    return compiled(lambda *data: decode.generate(*data, config=config, max_new_tokens=NEW), level=1)
 
 
 def inputs(chosen: Experiment) -> tuple[jax.Array, jax.Array, SamplingParams]:
@@ -263,15 +290,24 @@ def row_sampling(rows: Sequence[Mapping[str, Any]], **options: Any) -> SamplingP
     return sampling_params(len(rows), **columns, **options)
 
 
-def draw(chosen: Experiment, rows: int, key: jax.Array, generate: Generate) -> np.ndarray:
-    """Counts `[groups, V^TESTED]` of the first tokens of at least `rows` rows, by `row_groups`."""
-    groups, cells = row_groups(chosen)[0], chosen.source.target.vocab_size**TESTED
-    counts, data = np.zeros((groups.max() + 1, cells), np.int32), inputs(chosen)
-    shape = (chosen.source.target.vocab_size,) * TESTED
+def draw(chosen: Experiment, rows: int, key: jax.Array, generate: Generate) -> Drawn:
+    """The first tokens of at least `rows` rows.
+
+    Raises:
+      ValueError: no rows.
+    """
+    if rows < 1:
+        raise ValueError(f"expected rows to draw, 1 or more, got {rows}")
+    groups, data, shape = row_groups(chosen)[0], inputs(chosen), chosen.source.shape
+    counts = np.zeros((groups.max() + 1, math.prod(shape)), np.int32)
+    drafted, accepted = np.zeros((2, len(counts)), np.int64)
     for index in range(-(-rows // CHUNK)):
-        tokens = np.asarray(generate(chosen.params, jax.random.fold_in(key, index), *data))
-        np.add.at(counts, (groups, np.ravel_multi_index(tuple(tokens[:, :TESTED].T), shape)), 1)
-    return counts
+        found = generate(chosen.params, jax.random.fold_in(key, index), *data)
+        tokens = np.asarray(found.tokens)[:, : len(shape)]
+        np.add.at(counts, (groups, np.ravel_multi_index(tuple(tokens.T), shape)), 1)
+        np.add.at(drafted, groups, np.asarray(found.stats.drafted))
+        np.add.at(accepted, groups, np.asarray(found.stats.accepted))
+    return Drawn(counts=counts, drafted=drafted, accepted=accepted)
 
 
 def row_groups(chosen: Experiment) -> tuple[np.ndarray, list[tuple[str, int, str]]]:
@@ -283,18 +319,22 @@ def row_groups(chosen: Experiment) -> tuple[np.ndarray, list[tuple[str, int, str
 
 
 def law_tests(counts: np.ndarray, law: np.ndarray) -> dict[str, float]:
-    """P-values of the joint laws of the first one, two, ... tokens, from counts of all, where they say anything."""
-    counts, values = counts.reshape(law.shape), {}
-    for length in range(1, law.ndim + 1):
-        rest = tuple(range(length, law.ndim))
-        part = law.sum(axis=rest)
-        if suffices(counts.sum(), part):
-            values[f"first {length}"] = g_test(counts.sum(axis=rest), part)
+    """P-values from counts of whole texts: the joint laws of the first one, two, ... tokens, and the law of each token.
+
+    Too few texts for a law leave its test out, unless one of them is impossible.
+    """
+    counts, values, places = counts.reshape(law.shape), {}, range(law.ndim)
+    tests = {f"first {length}": places[length:] for length in range(1, law.ndim + 1)}
+    tests |= {f"token {place + 1}": [*places[:place], *places[place + 1 :]] for place in places[1:]}
+    for name, rest in tests.items():
+        seen, part = counts.sum(axis=tuple(rest)), law.sum(axis=tuple(rest))
+        if suffices(counts.sum(), part) or seen[part == 0].any():
+            values[name] = g_test(seen, part)
     return values
 
 
 def check_experiment(chosen: Experiment, rows: int, key: jax.Array, generate: Generate) -> Iterator[Finding]:
-    """One finding for each rule: of all its kinds of rows, with each limit and with all.
+    """One finding for each rule, of all its kinds of rows, with each limit and with all; and whether there were drafts.
 
     Args:
       chosen: the experiment.
@@ -302,17 +342,21 @@ def check_experiment(chosen: Experiment, rows: int, key: jax.Array, generate: Ge
       key: typed key.
       generate: `generator(chosen.config)`.
     """
-    counts, cases = draw(chosen, rows, key, generate), row_groups(chosen)[1]
+    found, cases = draw(chosen, rows, key, generate), row_groups(chosen)[1]
+    own = {rule: [case[0] == rule for case in cases] for rule in chosen.rules}
     for rule in chosen.rules:
         values = {
             f"{kind}, {limit}, {test}": value
             for kind in dict.fromkeys(chosen.kinds)
             for limit, members in _limits(cases, rule, kind).items()
-            for test, value in law_tests(counts[members].sum(axis=0), chosen.source.laws[kind]).items()
+            for test, value in law_tests(found.counts[members].sum(axis=0), chosen.source.laws[kind]).items()
         }
-        drawn = int(counts[[case[0] == rule for case in cases]].sum())
+        drawn = int(found.counts[own[rule]].sum())
         worst = min(values, key=values.__getitem__)
         yield report.p_value("distribution", f"{chosen.name}, {rule}", combined(values.values()), drawn, worst)
+    fewest = min(own, key=lambda rule: found.drafted[own[rule]].sum())
+    drafted, accepted = (int(tokens[own[fewest]].sum()) for tokens in (found.drafted, found.accepted))
+    yield report.drafts(f"{chosen.name}, {fewest}", drafted, accepted)
 
 
 def _limits(cases: Sequence[tuple[str, int, str]], rule: str, kind: str) -> dict[str, list[int]]:
@@ -323,7 +367,7 @@ def _limits(cases: Sequence[tuple[str, int, str]], rule: str, kind: str) -> dict
 
 
 def check_distribution(rows: int, key: jax.Array, sizes: Sequence[int] = (8, 64)) -> Iterator[Finding]:
-    """Every rule, drafter, kind of row and vocabulary; the main experiments (T = 1, whole windows) get most rows.
+    """Every rule, drafter, kind of row and vocabulary; the main experiments (T = 1, long windows) get most rows.
 
     Args:
       rows: of each rule in the main experiment at V = 8; `SHARES` says what the others get.
@@ -332,12 +376,13 @@ def check_distribution(rows: int, key: jax.Array, sizes: Sequence[int] = (8, 64)
     """
     for size in sizes:
         keys, source = jax.random.split(jax.random.fold_in(key, size), 5), table_source(size)
-        main = sampled_draft(source, kinds=["T = 1"], limits=(WINDOW,))
+        whole = range(len(source.shape) - 1, WINDOW + 1)  # their bonus tokens are among those that are tested
+        main = sampled_draft(source, kinds=["T = 1"], limits=whole)
         generate = generator(main.config)
-        yield from check_experiment(main, int(rows * SHARES[f"main, V = {size}"]), keys[0], generate)
-        yield from check_experiment(sampled_draft(source), int(rows * SHARES["others"]), keys[1], generate)
+        yield from check_experiment(main, math.ceil(rows * SHARES[f"main, V = {size}"]), keys[0], generate)
+        yield from check_experiment(sampled_draft(source), math.ceil(rows * SHARES["others"]), keys[1], generate)
         others = [(scripted_draft(source), "others"), (ngram_draft(source), "ngram")]
         if size == 8:
             others.append((early_exit_draft(transformer_source(size)), "others"))
         for own, (chosen, share) in zip(keys[2:], others, strict=False):
-            yield from check_experiment(chosen, int(rows * SHARES[share]), own, generator(chosen.config))
+            yield from check_experiment(chosen, math.ceil(rows * SHARES[share]), own, generator(chosen.config))

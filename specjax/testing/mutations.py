@@ -74,6 +74,13 @@ def _next_row(original: Any) -> Any:
     return leftover
 
 
+def _bonus_of_the_row_before(original: Any) -> Any:
+    def toss(rule: Any, keys: Any, start: Any, draft: Draft, log_probs: jax.Array) -> Any:
+        return original(rule, keys, start, draft, log_probs.at[:, -1].set(log_probs[:, -2]))
+
+    return toss
+
+
 # ---- Keys ----
 
 
@@ -189,6 +196,7 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
         ("softmax of the positive part", "enumeration", ((verify, "residual", _value(_softmax)),)),
         ("accepted where p / q > .9", "enumeration", ((verify, "acceptance", _threshold),)),
         ("coins of .9", "enumeration", ((verify, "acceptance", _lenient),)),
+        ("bonus: the law of the row before", "distribution", ((verify, "_toss", _bonus_of_the_row_before),)),
         ("temperature on p but not on q", "drafts", ((ModelDrafter, "draft", _reports(temperature=1.0)),)),
         ("q saved before top-p", "drafts", ((ModelDrafter, "draft", _reports(top_p=1.0)),)),
         (
@@ -224,4 +232,5 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
         ),
     )
 )
-"""The fourteen of `algorithms.md` 4.6, variants apart, and five of our own: cache, mask, off by one, EOS, padding."""
+"""The fourteen of `algorithms.md` 4.6, variants apart, and six of our own: bonus, cache, mask, off by one, EOS and
+padding."""

@@ -21,6 +21,8 @@ class Measure(enum.StrEnum):
     """A difference of exact numbers: it fails above its limit."""
     DIFFERENCES = "differences"
     """Rows that are not what they must be: it fails above 0."""
+    TOKENS = "tokens"
+    """Tokens that had to be drafted for anything to be tested: it fails below 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,8 @@ class Finding:
     @property
     def passed(self) -> bool:
         """Whether the value is on the right side of its limit; NaN is on neither."""
-        return self.value >= self.limit if self.measure is Measure.P_VALUE else self.value <= self.limit
+        least = self.measure in (Measure.P_VALUE, Measure.TOKENS)
+        return self.value >= self.limit if least else self.value <= self.limit
 
 
 def p_value(check: str, case: str, value: float, count: int, detail: str = "") -> Finding:
@@ -61,6 +64,14 @@ def differences(check: str, case: str, value: int, count: int, detail: str = "")
     """A finding about rows that must agree."""
     measure = Measure.DIFFERENCES
     return Finding(check=check, case=case, measure=measure, value=value, limit=0, count=count, detail=detail)
+
+
+def drafts(case: str, drafted: int, accepted: int) -> Finding:
+    """A finding about whether there was anything to verify: without drafts everything passes."""
+    case, detail = f"{case}: {accepted:,} accepted", "nothing was drafted, so nothing was verified"
+    return Finding(
+        check="drafted", case=case, measure=Measure.TOKENS, value=drafted, limit=1, count=drafted, detail=detail
+    )
 
 
 def timed(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -109,10 +120,11 @@ def mutation_table(caught: Sequence[Caught]) -> Table:
     return table
 
 
-def record(findings: Sequence[Finding], caught: Sequence[Caught], **settings: Any) -> dict[str, Any]:
-    """A run for JSON."""
+def record(findings: Sequence[Finding], caught: Sequence[Caught], *, finished: bool, **settings: Any) -> dict[str, Any]:
+    """A run for JSON: it has passed if it is `finished` and nothing in it failed."""
     return {
-        "passed": all(item.passed for item in (*findings, *caught)),
+        "finished": finished,
+        "passed": finished and all(item.passed for item in (*findings, *caught)),
         "settings": settings,
         "environment": {
             "jax": jax.__version__,

@@ -22,6 +22,7 @@ from specjax.jobs.decoder import Decoder
 from specjax.jobs.keys import row_keys
 from specjax.jobs.prompts import Prompt
 from specjax.jobs.settings import Sampling, Settings
+from specjax.report.goodness_of_fit import uniformity_test
 from specjax.report.levels import pool_texts
 from specjax.sampling import Role, categorical, window_keys
 from specjax.types import Params
@@ -75,6 +76,19 @@ class ResidualIsP(Rejection):
         at_end = jnp.arange(own.shape[1]) == verdict.num_accepted[:, None]
         rejected = (verdict.num_accepted < draft.length)[:, None]
         return verdict.replace(tokens=jnp.where(at_end & rejected, own, verdict.tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptAllLater(Rejection):
+    """Keeps every draft from the fifth output token on, or the sixth."""
+
+    def __call__(self, keys, start, draft, log_probs):
+        right, wrong = super().__call__(keys, start, draft, log_probs), AcceptAll()(keys, start, draft, log_probs)
+        late = start >= max(len(prompt.token_ids) for prompt in PROMPTS) + 4
+        return right.replace(
+            tokens=jnp.where(late[:, None], wrong.tokens, right.tokens),
+            num_accepted=jnp.where(late, wrong.num_accepted, right.num_accepted),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -355,6 +369,55 @@ def test_samples_of_different_windows_and_of_plain_decoding_share_no_keys(monkey
     drawn = [seen[2][0], seen[5][0], seen[2][1]]
     assert all((one != other).any(axis=1).mean() > 0.5 for one in drawn for other in drawn if one is not other)
     np.testing.assert_array_equal(seen[2][1], seen[5][1])
+
+
+# ---- Where the tokens of the texts fall in their laws ----
+
+LONG = 120
+"""Output tokens of each prompt."""
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drafter"),
+    [
+        (Rejection(), NGramDrafter(num_tokens=K)),
+        (Block(), TableDrafter(num_tokens=K)),
+        (ExactMatch(), NGramDrafter(num_tokens=K)),
+    ],
+)
+def test_tokens_of_sound_verifiers_follow_their_laws(verifier, drafter):
+    decoder = decoder_of(verifier, drafter=drafter, max_new_tokens=LONG, eos_ids=(3,), top_p=0.95)
+    text = texts_of(decoder)[K]
+    assert 0 < len(text.places) <= 3 * LONG
+    assert uniformity_test(text.places).passed is not False
+
+
+def test_a_bias_behind_the_third_token_is_seen_in_the_texts():
+    """The tests of the first tokens do not see it."""
+    decoder = decoder_of(AcceptAllLater(), max_new_tokens=LONG)
+    text, sample = texts_of(decoder)[K], sample_of(decoder)
+    assert len(text.places) == 3 * LONG
+    assert all(test.passed for test in sample.tests.values())
+    assert verdicts(decoder, text, sample) == [False, None, True]
+    assert uniformity_test(text.places).p_value < 1e-6
+    sound = decoder_of(Rejection(), max_new_tokens=LONG)
+    assert verdicts(sound, texts_of(sound)[K], sample_of(sound)) == [True, None, True]
+
+
+@pytest.mark.parametrize(("apart", "passed"), [(4e-5, True), (4e-4, False)])
+def test_a_token_that_its_law_forbids_by_more_than_a_hair_fails(apart, passed):
+    """Windows keep another likeliest token than plain steps do."""
+    table = TARGET.copy()
+    table[:, 1] = table.max(axis=1) + 1
+    table[:, LEAN] = table[:, 1] - np.float32(apart)
+    text = texts_of(decoder_of(Rejection(), lean=2 * apart, table=table, top_k=1))[K]
+    assert np.isnan(text.places).any() == (not passed)
+    assert (uniformity_test(text.places).passed is not False) == passed
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"stop": (chr(3),)}])
+def test_nothing_is_placed_where_it_would_mean_nothing(options):
+    assert texts_of(decoder_of(ExactMatch(), **options))[K].places.size == 0
 
 
 # ---- Windows and the record ----

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.report.goodness_of_fit import combined, g_test, law_test, places, two_sample_test, uniformity
+from specjax.report.goodness_of_fit import (
+    combined,
+    g_test,
+    law_test,
+    places,
+    two_sample_test,
+    uniformity,
+    uniformity_test,
+)
 
 
 def test_g_test_by_hand():
@@ -174,3 +182,14 @@ def test_combined_is_a_p_value():
     assert np.mean(drawn.min(axis=1) < 0.05) > 0.6
     assert np.mean(together < 0.05) == pytest.approx(0.05, abs=0.015)
     assert combined([0.5, 0.9]) == 1
+
+
+def test_uniformity_as_a_test_may_have_nothing_to_say():
+    even = np.linspace(0, 1, 200, endpoint=False)
+    assert uniformity_test(even).p_value == uniformity(even) > 0.5
+    assert uniformity_test(even).degrees == 15
+    assert uniformity_test(even**2).passed is False
+    assert uniformity_test(even[:100]).passed is None
+    assert uniformity_test(np.append(even, np.nan)).p_value == uniformity(np.append(even, np.nan)) == 0
+    with pytest.raises(ValueError, match="draw more"):
+        uniformity(even[:100])

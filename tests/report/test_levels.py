@@ -18,7 +18,9 @@ from specjax.report.levels import (
     judge_distribution,
     judge_tokens,
     level_table,
+    outcome,
     pool_texts,
+    unjudged,
     verdict,
 )
 
@@ -34,10 +36,11 @@ TIE = Divergence(
     allowed=1e-4,
 )
 FAULT = dataclasses.replace(TIE, prompt_id=7, gap=0.5, edge=0.2)
+FLOAT32 = {"dtype": "float32", "greedy": False}
 SOUND, BIASED, SMALL = (GTest(statistic=1.0, degrees=1, p_value=p) for p in (0.3, 1e-5, None))
 
 
-def text_of(*divergences, drafted=9, differences=(1e-6, 2e-6), variations=(1e-6, 3e-6)):
+def text_of(*divergences, drafted=9, differences=(1e-6, 2e-6), variations=(1e-6, 3e-6), places=()):
     return TextCheck(
         num_prompts=3,
         num_tokens=40,
@@ -47,6 +50,7 @@ def text_of(*divergences, drafted=9, differences=(1e-6, 2e-6), variations=(1e-6,
         logit_differences=np.array(differences, float),
         magnitudes=np.full(len(differences), 20.0),
         total_variations=np.array(variations, float),
+        places=np.array(places, float),
     )
 
 
@@ -117,6 +121,28 @@ def test_distribution_without_keys_is_not_judged():
     assert judge_distribution(None, text_of(), dtype="float32", greedy=False).passed is None
 
 
+EVEN = np.linspace(0, 1, 400, endpoint=False)
+
+
+@pytest.mark.parametrize(
+    ("places", "drafted", "passed"),
+    [
+        (EVEN, 9, True),
+        (EVEN**2, 9, False),
+        (np.append(EVEN, np.nan), 9, False),
+        (EVEN[:100], 9, None),
+        (EVEN**2, 0, None),
+    ],
+)
+def test_distribution_looks_at_where_tokens_fall_in_their_laws(places, drafted, passed):
+    text = text_of(places=places, drafted=drafted)
+    judgement = judge_distribution(None, text, dtype="float32", greedy=False)
+    assert judgement.passed is passed
+    assert judgement.numbers["places"]["num_tokens"] == len(places)
+    biased = judge_distribution(sample_of(BIASED), text, dtype="float32", greedy=False)
+    assert biased.passed is False
+
+
 def test_distribution_of_greedy_rows_is_left_to_the_tokens():
     judgement = judge_distribution(None, text_of(variations=(1.0, 0.0, 0.0, 0.0)), dtype="float32", greedy=True)
     assert judgement.passed is None
@@ -146,7 +172,7 @@ def test_bits_without_any_output_are_not_judged():
 
 
 def test_batches_are_pooled():
-    pooled = pool_texts([text_of(TIE), text_of(FAULT, differences=(1.0,), variations=(0.5,))])
+    pooled = pool_texts([text_of(TIE), text_of(FAULT, differences=(1.0,), variations=(0.5,), places=(0.25,))])
     assert (pooled.num_prompts, pooled.num_tokens, pooled.num_draft_tokens, pooled.num_accepted_tokens) == (
         6,
         80,
@@ -155,18 +181,30 @@ def test_batches_are_pooled():
     )
     assert pooled.divergences == (TIE, FAULT)
     assert pooled.logit_differences.tolist() == [1e-6, 2e-6, 1.0]
+    assert pooled.places.tolist() == [0.25]
     assert pooled.magnitudes.tolist() == [20.0] * 3
     assert pooled.total_variations.tolist() == [1e-6, 3e-6, 0.5]
 
 
 def test_verdict_names_every_failure_and_counts_the_rest():
     good, bad = judge_bits(text_of(), dtype="float32"), judge_tokens(text_of(FAULT), promised=True)
-    open_question = judge_distribution(None, text_of(), dtype="float32", greedy=False)
-    assert verdict({1: [good, open_question], 4: [good]}) == "passed: 2 of 3 verdicts, 1 not judged"
-    assert failures({1: [good, open_question]}) == []
+    equal, open_question = judge_tokens(text_of(), promised=True), judge_distribution(None, text_of(), **FLOAT32)
+    levels = {1: [open_question, equal, good], 4: [equal]}
+    assert verdict(levels) == "passed: 3 of 4 verdicts, 1 not judged"
+    assert (failures(levels), unjudged(levels), outcome(levels)) == ([], [], True)
     lines = verdict({1: [good], 4: [bad], 8: [bad]}).splitlines()
     assert [line.split(":")[:2] for line in lines] == [["failed", " K = 4, tokens"], ["failed", " K = 8, tokens"]]
     assert len(failures({4: [bad]})) == 1
+    assert outcome({1: [good], 4: [bad]}) is False
+
+
+def test_what_only_logits_were_read_of_is_not_judged():
+    """They say nothing about drafts."""
+    good, equal = judge_bits(text_of(), dtype="float32"), judge_tokens(text_of(), promised=True)
+    law, tokens = judge_distribution(None, text_of(), **FLOAT32), judge_tokens(text_of(drafted=0), promised=True)
+    levels = {1: [equal, good], 4: [law, tokens, good], 8: [law, tokens]}
+    assert (unjudged(levels), outcome(levels)) == ([4, 8], None)
+    assert verdict(levels) == "not judged: neither law nor tokens at K = 4, 8"
 
 
 def test_records_are_json():

@@ -87,6 +87,28 @@ def test_no_keys_no_tests(start):
     assert "tests" not in run.report["results"][0]["distribution"]
 
 
+def test_nothing_judged_is_no_pass(start):
+    """Logits were read, but of what came of the drafts nothing was judged."""
+    run = start(*SAMPLED, "--verifier", "rejection", "--num-keys", "0")
+    assert (run.status, run.out) == (3, "not judged: neither law nor tokens at K = 4\n")
+    assert run.table[4, "bits"] == "passed"
+    assert run.report["passed"] is None
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_tokens_of_all_texts_are_held_against_their_laws(start, tmp_path_factory, verifier):
+    """A drafter that samples, and as many tokens as it takes."""
+    deep = str(write_model(tmp_path_factory.mktemp("deep"), num_layers=2))
+    drafter = ("--model", deep, "--drafter", "early_exit", "--exit-layer", "1", "--verifier", verifier)
+    options = ("--num-speculative-tokens", "3", "--temperature", "1", "--num-keys", "0", "--batch-size", "2")
+    run = start(*drafter, *options, "--max-new-tokens", "100")
+    assert (run.status, run.out) == (0, "passed: 2 of 3 verdicts, 1 not judged\n")
+    distribution, tokens = (run.report["results"][0][level] for level in ("distribution", "tokens"))
+    assert tokens["num_draft_tokens"] > tokens["num_accepted_tokens"] > 0
+    assert 160 <= distribution["places"]["num_tokens"] <= 200
+    assert distribution["places"]["p_value"] >= 1e-4
+
+
 def test_a_verifier_that_accepts_everything_fails_with_the_place(start, tmp_path):
     config = tmp_path / "broken.py"
     config.write_text(ACCEPT_ALL)

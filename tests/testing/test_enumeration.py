@@ -1,6 +1,7 @@
 """The enumeration itself: it agrees with fractions on right and wrong rules, and sees what is wrong."""
 
 import dataclasses
+import itertools
 from fractions import Fraction
 
 import jax
@@ -10,7 +11,9 @@ import pytest
 import reference
 from reference import BLOCK, REJECTION
 
+from specjax import verify
 from specjax.testing import closed_form, context_free, exact, fixed_windows, sampled_window, shared_noise
+from specjax.testing.enumeration import _end_law
 from specjax.testing.exactness import RULES, check_acceptance, check_joint_laws, pair
 from specjax.testing.laws import continuation, every_text, joint_law, prefix_laws, processed_laws, reader, text_law
 from specjax.testing.models import HistoryModel, history_params
@@ -111,6 +114,38 @@ def test_the_public_script_with_an_uncapped_ratio():
         found = exact(Block(), sampled_window(*TOY, vocab_size=2, num_tokens=2))
     assert found.accepted[0] == pytest.approx(4 / 3, abs=1e-12)
     assert found.total_variation == pytest.approx(1 / 9, abs=1e-12)
+
+
+# ---- The call that ships ----
+
+
+@pytest.mark.parametrize("length", [2, 1])
+@pytest.mark.parametrize("rule", [Rejection(), Block()])
+def test_the_call_that_ships_ends_as_the_enumeration_does(monkeypatch, rule, length):
+    """Whatever sides the coins show: as many drafted tokens are kept, and the last one is drawn from the same law."""
+    window, drawn = sampled_window(*pair(3), vocab_size=3, num_tokens=2, length=length), []
+    rows, chances = len(window.chance), np.asarray(rule.chances(window.draft, window.log_probs)) * window.inside
+
+    def draw(keys, log_law):
+        drawn.append(np.exp(log_law))
+        return jnp.full(rows, 7, jnp.int32)
+
+    monkeypatch.setattr(verify, "categorical", draw)
+    for sides in itertools.product([False, True], repeat=2):
+        coins = jnp.broadcast_to(jnp.where(jnp.array(sides), 0.0, 1.0), (rows, 2))
+        monkeypatch.setattr(verify, "_uniform", lambda keys, coins=coins: coins)
+        keys, start = jax.random.split(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
+        verdict = rule(keys, start, window.draft, window.log_probs)
+        possible = np.where(sides, chances, 1 - chances).prod(axis=1) > 0
+        assert possible.any() == (length == 2 or not sides[1])
+        kept = int(rule.count(jnp.array([sides]))[0])
+        assert (np.asarray(verdict.num_accepted)[possible] == kept).all()
+        law = _end_law(rule, window, kept)[possible]
+        last = drawn.pop()[possible]
+        np.testing.assert_allclose(last / last.sum(axis=1, keepdims=True), law, atol=1e-6)
+        tokens = np.asarray(verdict.tokens)[possible]
+        np.testing.assert_array_equal(tokens[:, :kept], np.asarray(window.draft.tokens)[possible, :kept])
+        assert (tokens[:, kept] == 7).all()
 
 
 # ---- Shared noise ----

@@ -28,6 +28,10 @@ def test_rows_hold_every_case(script):
         (rule, limit, kind) for rule in script.rules for limit in range(WINDOW + 1) for kind in range(4)
     }
     assert set(zip(rules, kinds, strict=True)) == {(rule, kind) for rule in script.rules for kind in range(len(KINDS))}
+    lengths, stretched = np.asarray(script.batch.length), np.asarray(script.batch.sampling.min_tokens) > 0
+    for rule in script.rules:
+        assert set(lengths[rules == rule]) == set(range(1, 17))
+        assert set(limits[(rules == rule) & stretched]) == set(range(WINDOW + 1))
     assert set(script.plain.finish_reason.tolist()) == {1, 2}
     assert np.ptp(script.plain.length) > 10
     greedy = np.asarray(script.batch.sampling.temperature) == 0

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax.drafters.model import ModelDrafter
 from specjax.testing import __main__ as command
 from specjax.testing import check_drafter, check_verifier, report
 from specjax.testing.models import HistoryModel, TableDrafter, history_params
@@ -36,7 +37,7 @@ class Wrapped:
 
 def test_a_right_verifier_of_the_users_own_passes():
     findings = list(check_verifier(Wrapped(), rows=100_000, key=KEY))
-    assert {finding.check for finding in findings} == {"tokens", "rows", "distribution"}
+    assert {finding.check for finding in findings} == {"tokens", "rows", "distribution", "drafted"}
     assert [finding for finding in findings if not finding.passed] == []
     assert all(finding.seconds >= 0 and finding.case for finding in findings)
 
@@ -61,8 +62,9 @@ def test_a_wrong_coin_rule_is_rejected_exactly():
 
 
 def test_greedy_is_checked_at_temperature_0():
-    findings = check_verifier(Greedy(), key=KEY)
-    assert all(next(findings).passed for _ in range(6))
+    findings = list(check_verifier(Greedy(), rows=10, key=KEY))
+    assert {finding.check for finding in findings} == {"enumeration", "tokens", "rows", "distribution", "drafted"}
+    assert [finding for finding in findings if not finding.passed] == []
     rows = sampled_draft(table_source(8), {"Greedy": Greedy()})
     assert set(rows.kinds) == {"T = 0", "T = 0, penalties"}
 
@@ -86,9 +88,38 @@ class Warm(TableDrafter):
 def test_a_right_drafter_of_the_users_own_passes():
     drafter = TableDrafter(num_tokens=2)
     findings = list(check_drafter(drafter, PARAMS, target=TARGET, prompts=PROMPTS, key=KEY, rows=5_000))
-    assert [finding.check for finding in findings[:4]] == ["drafts", "output", "output", "output"]
-    assert {finding.check for finding in findings} == {"drafts", "output", "tokens", "rows"}
+    assert [finding.check for finding in findings[:5]] == ["drafts", "output", "output", "output", "drafted"]
+    assert {finding.check for finding in findings} == {"drafts", "output", "drafted", "tokens", "rows"}
     assert [finding for finding in findings if not finding.passed] == []
+
+
+def test_a_drafter_that_ships_passes():
+    drafter = ModelDrafter(model=HistoryModel(vocab_size=11), num_tokens=2, vocab_size=11)
+    params = dataclasses.replace(PARAMS, draft=history_params(5))
+    findings = list(check_drafter(drafter, params, target=TARGET, prompts=PROMPTS, key=KEY, rows=1_000))
+    assert {finding.check for finding in findings} == {"drafts", "output", "drafted", "tokens", "rows"}
+    assert [finding for finding in findings if not finding.passed] == []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Silent(TableDrafter):
+    """Proposes nothing."""
+
+    sampled: bool
+
+    def propose(self, params, keys, context, sampling) -> Draft:
+        drawn = super().propose(params, keys, context, sampling)
+        return drawn.replace(length=jnp.zeros_like(drawn.length), log_probs=drawn.log_probs if self.sampled else None)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_drafter_that_proposes_nothing_is_no_pass(sampled):
+    found = check_drafter(
+        Silent(num_tokens=2, sampled=sampled), PARAMS, target=TARGET, prompts=PROMPTS, key=KEY, rows=1_000
+    )
+    findings = [next(found) for _ in range(3 + 1 + sampled)]
+    assert {finding.check for finding in findings if finding.passed} == {"output"}
+    assert [finding.check for finding in findings if not finding.passed] == ["drafted"] * (1 + sampled)
 
 
 def test_a_drafter_that_reports_another_law_is_rejected():
@@ -97,7 +128,7 @@ def test_a_drafter_that_reports_another_law_is_rejected():
     by_check = {}
     for finding in found:
         by_check.setdefault(finding.check, []).append(finding)
-        if finding.check == "tokens":
+        if finding.check == "drafted":
             break
     assert not by_check["drafts"][0].passed
     passed = {finding.case.split(", ")[1]: finding.passed for finding in by_check["output"]}
@@ -160,6 +191,38 @@ def test_command_reports_and_exits(monkeypatch, capsys, tmp_path, passed, surviv
     assert ("worst here" in printed) != passed
 
 
+@pytest.mark.parametrize("rows", ["0", "-5", "1.5", "nan", "many"])
+def test_command_refuses_rows_that_are_none(capsys, rows):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--rows", rows])
+    assert f"expected a whole number of rows, 1 or more, got {rows}" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(command, "sections", None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--output", str(tmp_path / "missing" / "report.json")])
+    assert "expected an --output that can be written" in capsys.readouterr().err
+
+
+def test_what_was_found_is_kept_if_a_check_breaks(monkeypatch, tmp_path):
+    """And is no pass."""
+
+    def breaks(rows, key):
+        def findings():
+            yield report.differences("tokens", "script", 0, 10)
+            raise RuntimeError("out of memory")
+
+        return {"texts": findings()}
+
+    monkeypatch.setattr(command, "sections", breaks)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        command.main(["--output", str(tmp_path / "report.json")])
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert [finding["check"] for finding in written["findings"]] == ["tokens"]
+    assert (written["finished"], written["passed"]) == (False, False)
+
+
 def test_findings_fail_on_the_right_side():
     assert report.p_value("a", "b", 1e-4, 1).passed
     assert not report.p_value("a", "b", 0.99e-4, 1).passed
@@ -168,3 +231,5 @@ def test_findings_fail_on_the_right_side():
     assert not report.error("a", "b", 2e-12, 1e-12, 1).passed
     assert not report.error("a", "b", float("nan"), 1e-12, 1).passed
     assert not report.differences("a", "b", 1, 1).passed
+    assert report.drafts("a", 1, 0).passed
+    assert not report.drafts("a", 0, 0).passed

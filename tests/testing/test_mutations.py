@@ -1,5 +1,8 @@
 """Each mutation is rejected; nothing stays broken behind it."""
 
+import pathlib
+import re
+
 import pytest
 
 from specjax import cache, decode, verify
@@ -17,19 +20,32 @@ def test_mutation_is_caught(mutation, record_property):
     record_property("caught_by", caught.finding and f"{caught.finding.check}: {caught.finding.case}")
     assert caught.passed
     assert not caught.finding.passed
+    assert caught.finding.check == mutation.expected == documented()[mutation.name]
 
 
-def test_the_probe_of_the_distribution_finds_nothing_in_what_ships():
-    """Or it would catch every mutation. Other files run what the other probes run."""
-    findings = list(PROBES["distribution"]())
+def documented() -> dict[str, str]:
+    """The table of docs/testing.md: the check that rejects each mutation."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    rows = re.findall(r"^\| (.+) \| `(\w+)` \|$", page.split("| mutation | rejected by |")[1], re.MULTILINE)
+    return {name: check for names, check in rows for name in names.split("; ")}
+
+
+def test_the_docs_name_no_others():
+    assert set(documented()) == {mutation.name for mutation in MUTATIONS}
+
+
+@pytest.mark.parametrize("check", PROBES)
+def test_probes_find_nothing_in_what_ships(check):
+    """Or they would catch every mutation."""
+    findings = list(PROBES[check]())
     assert findings
     assert all(finding.passed for finding in findings)
 
 
 def test_there_are_enough():
     names = [mutation.name for mutation in MUTATIONS]
-    assert len(set(names)) == len(names) == 15 + 5
-    assert sum(name.split(":")[0] in ("cache", "mask", "off by one", "EOS", "padding") for name in names) == 5
+    assert len(set(names)) == len(names) == 15 + 6
+    assert sum(name.split(":")[0] in ("bonus", "cache", "mask", "off by one", "EOS", "padding") for name in names) == 6
 
 
 def test_what_does_no_harm_survives(monkeypatch):

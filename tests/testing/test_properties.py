@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import specjax
 from specjax import DecodeConfig, ModelDrafter, Params, decode, sampling_params
+from specjax.drafters.early_exit import EarlyExitDrafter
+from specjax.drafters.ngram import NGramDrafter
 from specjax.testing import (
     EachRow,
     HistoryModel,
@@ -25,7 +27,8 @@ from specjax.testing import (
     sampled_window,
     script_of,
 )
-from specjax.testing.equality import Batch, Decoder, differing
+from specjax.testing.compiling import compiled
+from specjax.testing.equality import Batch, Decoder, differing, transformer_target
 from specjax.testing.laws import Model
 from specjax.verify import Block, Rejection
 
@@ -151,16 +154,24 @@ MODEL = TableModel(vocab_size=V)
 
 
 @pytest.mark.parametrize(
-    ("alarm", "drafter"),
+    "drafter",
     [
-        (jax.debug_key_reuse, TableDrafter(num_tokens=3)),
-        (jax.debug_key_reuse, ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V)),
-        (jax.debug_nans, ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V)),
+        TableDrafter(num_tokens=3),
+        ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V),
     ],
 )
-def test_decoding_raises_no_alarm(alarm, drafter):
+def test_decoding_uses_no_key_twice(drafter):
     """A fresh program, traced under the alarm: every rule, sampled drafts, greedy and sampled rows, all transforms."""
     config = DecodeConfig(target=MODEL, drafter=drafter, verifier=EachRow(), pad_id=3)
+    params = Params(target=TABLE, draft=TABLE.at[2, 3].set(-jnp.inf))
+    with jax.debug_key_reuse(True):
+        found = specjax.generate(params, *rows_of_all_kinds(), config=config, max_new_tokens=NEW)
+        assert found.length.tolist() == [NEW] * 6 + [0, NEW]
+    assert np.asarray(found.stats.accepted).sum() > 0
+
+
+def rows_of_all_kinds() -> tuple:
+    """Key, prompts, lengths and parameters."""
     sampling = sampling_params(
         B,
         temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1e-3, 1.0, 1.0],
@@ -171,15 +182,63 @@ def test_decoding_raises_no_alarm(alarm, drafter):
         max_tokens=NEW,
     )
     prompt, length = jnp.ones((B, 3), jnp.int32), jnp.array([1, 2, 3, 1, 2, 3, 0, 1])
-    params = Params(target=TABLE, draft=TABLE.at[2, 3].set(-jnp.inf))
-    with alarm(True):
-        found = specjax.generate(params, jax.random.key(1), prompt, length, sampling, config=config, max_new_tokens=NEW)
-        assert found.length.tolist() == [NEW] * 6 + [0, NEW]
-    assert np.asarray(found.stats.accepted).sum() > 0
+    return jax.random.key(1), prompt, length, sampling
+
+
+TRANSFORMER, WEIGHTS = transformer_target()
+DRAFTERS = {
+    "model": (MODEL, ModelDrafter(model=MODEL, num_tokens=3, vocab_size=V), TABLE),
+    "transformer": (TRANSFORMER, ModelDrafter(model=TRANSFORMER, num_tokens=3, vocab_size=11), WEIGHTS),
+    "early exit": (TRANSFORMER, EarlyExitDrafter(target=TRANSFORMER, exit_layer=1, num_tokens=3), WEIGHTS),
+    "ngram": (TRANSFORMER, NGramDrafter(num_tokens=3), WEIGHTS),
+}
+
+
+def floats_of(name: str) -> tuple:
+    """What a fresh program computes that is no whole number: laws of tokens and drafts, caches, the drafter's state.
+
+    JAX's alarm looks at what a program returns, and an `Output` without log-probabilities has nothing to be NaN.
+    """
+    target, drafter, weights = DRAFTERS[name]
+    config = DecodeConfig(target=target, drafter=drafter, verifier=EachRow(), pad_id=3, log_probs=True)
+
+    def decoded(params: Params, *data) -> tuple:
+        state = decode.prefill(params, *data, config=config, max_new_tokens=NEW)
+        state = decode.decode_steps(params, state, data[-1], 2, config=config)
+        state, draft = decode.draft_step(params, state, data[-1], config=config)
+        return state.stats.drafted, (state.log_probs, draft.log_probs, state.cache, state.draft_state, state.pace)
+
+    return compiled(decoded)(Params(target=weights, draft=weights), *rows_of_all_kinds())
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_decoding_computes_no_nan(name):
+    with jax.debug_nans(True):
+        drafted, floats = floats_of(name)
+        assert np.asarray(drafted).sum() > 0
+    assert np.asarray(floats[0].processed).any()
+    assert not has_nan(floats)
+
+
+def test_a_nan_in_the_law_of_some_rows_would_be_seen(monkeypatch):
+    law = decode.law
+
+    def broken(logits, sampling, *rest):
+        log_probs, healthy = law(logits, sampling, *rest)
+        return jnp.where((sampling.temperature == 0)[:, None, None], log_probs / 0 * 0, log_probs), healthy
+
+    monkeypatch.setattr(decode, "law", broken)
+    assert has_nan(floats_of("model")[1])
+
+
+def has_nan(floats) -> bool:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(floats)]
+    assert any(leaf.dtype == np.float32 for leaf in leaves)
+    return any(np.isnan(leaf).any() for leaf in leaves)
 
 
 def test_the_alarms_do_ring():
-    """Or nothing would be shown above."""
+    """On what a program returns, or nothing would be shown above."""
 
     def twice(key):
         return jax.random.uniform(key) + jax.random.uniform(key)
