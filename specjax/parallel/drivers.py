@@ -41,7 +41,8 @@ class Driver(abc.ABC):
         """Lays params out as the other methods take them.
 
         Args:
-          params: whole, or placed by `shard_params` or a sharded load.
+          params: whole, or placed by `shard_params` or a sharded load: the latter are in use from here on (under pmap
+            they are taken over), so go on with what is returned.
           config: says which model is cut over the model axis.
         """
 

@@ -1,5 +1,6 @@
 """Program: what lies where on 8 devices, and what they exchange."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -39,6 +40,44 @@ def loads(paths):
         shard = loaded["embed"].addressable_shards[0].data.shape
         found[form] = {"same": same(loaded, placed), "shard": list(shard)}
     return found
+
+
+def stacks():
+    """What `PMap.place` does with memory: of params on the mesh, of whole ones, and of one model in both places."""
+    mesh, target = make_mesh(2, 4), Transformer(tiny_config(), axis=MODEL)
+    config, whole = DecodeConfig(target=target), specjax.Params(target=tiny_params())
+
+    def loaded():
+        return shard_params(jax.tree.map(jnp.copy, whole), config, mesh)
+
+    sharded = loaded()
+    before, values = pointers(sharded), jax.tree.leaves(jax.tree.map(partial(on_devices, mesh=mesh), sharded))
+    stacked = PMap(mesh).place(sharded, config)
+    parts = [np.array(leaf) for leaf in jax.tree.leaves(stacked)]
+    fresh = PMap(mesh).place(whole, config)
+    drafter = specjax.ModelDrafter(model=target, num_tokens=2, vocab_size=61, axis=MODEL)
+    both = specjax.Params(target=(once := loaded().target), draft=once)
+    both = PMap(mesh).place(both, dataclasses.replace(config, drafter=drafter))
+    return {
+        "same buffers": pointers(stacked) == before,
+        "taken": all(leaf.is_deleted() for leaf in jax.tree.leaves(sharded)),
+        "values": all(map(np.array_equal, parts, values)),
+        "whole stays": not any(leaf.is_deleted() for leaf in jax.tree.leaves(whole)),
+        "fresh": all(map(np.array_equal, jax.tree.leaves(fresh), parts)),
+        "shared": pointers(both.target) == pointers(both.draft),
+    }
+
+
+def on_devices(leaf, mesh):
+    """A copy of what each device has of an array."""
+    shards = {shard.device: np.array(shard.data) for shard in leaf.addressable_shards}
+    return np.stack([shards[device] for device in mesh.devices.flat])
+
+
+def pointers(params):
+    """Where each device's part of each array lies."""
+    shards = [leaf.addressable_shards for leaf in jax.tree.leaves(params)]
+    return [sorted((shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in parts) for parts in shards]
 
 
 def collectives(num_layers):
@@ -90,4 +129,4 @@ def message(call, driver):
 if __name__ == "__main__":
     paths = json.loads(sys.argv[1])
     exchanged = [collectives(num_layers) for num_layers in (1, 3)]
-    print(json.dumps({"loads": loads(paths), "collectives": exchanged, "refusals": refusals()}))
+    print(json.dumps({"loads": loads(paths), "collectives": exchanged, "refusals": refusals(), "stacks": stacks()}))

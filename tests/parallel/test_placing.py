@@ -49,6 +49,12 @@ def test_a_load_onto_a_mesh_is_a_load_and_a_placement(found):
     assert found["loads"] == {"safetensors": whole, "gguf": whole, "orbax": whole}
 
 
+def test_pmap_stacks_params_without_a_second_copy(found):
+    """Those on the mesh go on in their own buffers, also where two models share them; whole ones stay as they are."""
+    kept = ("same buffers", "taken", "values", "whole stays", "fresh", "shared")
+    assert found["stacks"] == dict.fromkeys(kept, True)
+
+
 def test_a_layer_has_two_reductions(found):
     assert found["collectives"] == [{"all-reduce": 3}, {"all-reduce": 7}]
 
