@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 import specjax
 from specjax.decode import DecodeConfig
 from specjax.io.checkpoint import load_checkpoint, load_config
+from specjax.jobs.placement import MESH_DRIVERS
 from specjax.models.params import join_projections
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import MODEL, make_mesh
 from specjax.parallel.pmapped import PMap
-from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import param_cuts, shard_params, state_specs
 
 
@@ -104,7 +104,9 @@ def refusals():
     config, params = DecodeConfig(target=target), specjax.Params(target=tiny_params())
     prompt, length = jnp.ones((3, 4), jnp.int32), jnp.full(3, 4)
     sampling = specjax.sampling_params(3, max_tokens=2)
+    sampling_of_two = specjax.sampling_params(2, max_tokens=2)
     start = {"config": config, "max_new_tokens": 2}
+    whole = DecodeConfig(target=Transformer(tiny_config()))
     half = shard_params(params, config, make_mesh(1, 8))
     calls = {
         "batch": lambda driver: driver.generate(params, jax.random.key(0), prompt, length, sampling, **start),
@@ -112,9 +114,13 @@ def refusals():
         "axis": lambda driver: driver.place(params, DecodeConfig(target=Transformer(tiny_config(), axis="other"))),
         "joined": lambda driver: driver.place(specjax.Params(target=join_projections(tiny_params())), config),
         "moved": lambda driver: driver.place(half, config),
+        "uncut": lambda driver: driver.place(params, whole),
+        "uncut call": lambda driver: driver.generate(
+            params, jax.random.key(0), prompt[:2], length[:2], sampling_of_two, config=whole, max_new_tokens=2
+        ),
         "argument": lambda driver: driver.generate(params, jax.random.key(0), prompt, length + 9, sampling, **start),
     }
-    drivers = {"shard_map": ShardMap(make_mesh(2, 4)), "pmap": PMap(make_mesh(2, 4))}
+    drivers = {name: driver(make_mesh(2, 4)) for name, driver in MESH_DRIVERS.items()}
     return {f"{name} {kind}": message(call, driver) for name, call in calls.items() for kind, driver in drivers.items()}
 
 

@@ -59,7 +59,7 @@ def test_a_layer_has_two_reductions(found):
     assert found["collectives"] == [{"all-reduce": 3}, {"all-reduce": 7}]
 
 
-@pytest.mark.parametrize("driver", ["shard_map", "pmap"])
+@pytest.mark.parametrize("driver", ["shard_map", "jit", "pmap"])
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -68,6 +68,8 @@ def test_a_layer_has_two_reductions(found):
         ("axis", "expected a model over an axis of the mesh {'data': 2, 'model': 4}, got 'other'"),
         ("joined", "expected params laid out like param_shapes"),
         ("moved", "expected whole params, [61, 32], got [64, 32] (of another mesh?)"),
+        ("uncut", "over the mesh's 'model' axis of 4 devices, got whole ones: pass on_mesh(config)"),
+        ("uncut call", "over the mesh's 'model' axis of 4 devices, got whole ones: pass on_mesh(config)"),
         ("argument", "expected prompt_length in 0..4, got [13, 13, 13]"),
     ],
 )
