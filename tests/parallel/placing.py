@@ -21,6 +21,7 @@ from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import MODEL, make_mesh
 from specjax.parallel.pmapped import PMap
 from specjax.parallel.specs import param_cuts, shard_params, state_specs
+from specjax.slots import Slots
 
 
 def same(first, second):
@@ -98,6 +99,29 @@ def collectives(num_layers):
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
+def donations():
+    """Whether steps and insertions of each driver write the caches where they are, and take the old state over."""
+    target = Transformer(tiny_config(num_layers=1), axis=MODEL)
+    config, prompt = DecodeConfig(target=target, prefill_chunk=8), jnp.ones((1, 4), jnp.int32)
+    arguments = jax.random.key(0), prompt, jnp.full(1, 4), specjax.sampling_params(1, max_tokens=3)
+    whole, found = specjax.Params(target=tiny_params(0, target.config)), {}
+    for name, kind in MESH_DRIVERS.items():
+        driver = kind(make_mesh(1, 2))
+        params = driver.place(whole, config)
+        state = driver.prefill(params, *arguments, config=config, max_new_tokens=3)
+        sampling, before = driver.to_devices(arguments[-1]), pointers(state.cache)
+        after = driver.decode_steps(params, state, sampling, 1, config=config)
+        taken = all(leaf.is_deleted() for leaf in jax.tree.leaves(state.cache))
+        found[name] = {"steps": pointers(after.cache) == before and taken}
+        row = Slots(state=after, sampling=sampling)
+        slots = driver.empty_slots(row, 2, config=config)
+        before = pointers(slots.state.cache)
+        inserted = driver.insert(slots, row, 0, config=config)
+        taken = all(leaf.is_deleted() for leaf in jax.tree.leaves(slots.state.cache))
+        found[name]["insert"] = pointers(inserted.state.cache) == before and taken
+    return found
+
+
 def refusals():
     """What each of these calls says."""
     target = Transformer(tiny_config(), axis=MODEL)
@@ -135,4 +159,14 @@ def message(call, driver):
 if __name__ == "__main__":
     paths = json.loads(sys.argv[1])
     exchanged = [collectives(num_layers) for num_layers in (1, 3)]
-    print(json.dumps({"loads": loads(paths), "collectives": exchanged, "refusals": refusals(), "stacks": stacks()}))
+    print(
+        json.dumps(
+            {
+                "loads": loads(paths),
+                "collectives": exchanged,
+                "refusals": refusals(),
+                "stacks": stacks(),
+                "donations": donations(),
+            }
+        )
+    )

@@ -55,6 +55,12 @@ def test_pmap_stacks_params_without_a_second_copy(found):
     assert found["stacks"] == dict.fromkeys(kept, True)
 
 
+@pytest.mark.parametrize("driver", ["shard_map", "jit", "pmap"])
+@pytest.mark.parametrize("call", ["steps", "insert"])
+def test_drivers_go_on_in_the_buffers_that_they_are_given(found, driver, call):
+    assert found["donations"][driver][call]
+
+
 def test_a_layer_has_two_reductions(found):
     assert found["collectives"] == [{"all-reduce": 3}, {"all-reduce": 7}]
 
