@@ -14,6 +14,7 @@ from rich.progress import track
 from specjax.jobs.completion import Batch, complete
 from specjax.jobs.decoder import build_decoder, plain_decoder
 from specjax.jobs.job import run_job
+from specjax.jobs.manifest import check_processes
 from specjax.jobs.options import parse_options
 from specjax.jobs.prompts import encode_prompts, read_prompts
 from specjax.jobs.runtime import configure, fail, open_output
@@ -52,12 +53,11 @@ def run(settings: Settings, finished: list[Batch]) -> None:
 
 def complete_prompts(settings: Settings, finished: list[Batch]) -> None:
     print("settings:", json.dumps(record(settings)), file=sys.stderr)
+    check_processes(settings)
     prompts = read_prompts(settings.prompt, settings.prompts)
     decoder = build_decoder(settings, settings.parallel.build())
     prompts = encode_prompts(decoder.tokenizer, prompts, raw=settings.raw_prompt)
     check_same("prompts", prompts)
-    steering = decoder.config, decoder.sampling, decoder.driver, decoder.eos_ids, decoder.measured_pace
-    check_same("settings", (*steering, settings.streams, settings.compare, settings.batch_size))
     console, size, window = Console(stderr=True), settings.batch_size, decoder.config.drafter.num_tokens
     speak = partial(print, end="", flush=True) if settings.streams else None
     batches = complete(decoder, prompts, batch_size=size, on_text=speak)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -23,12 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
         if plot is not None:
             check_pictures()
         jax.config.update("jax_platforms", "cpu")  # only to compile: a TPU that is there stays free
-        plan = make_plan(request, console.print)
+        plan: dict[str, Any] = {}
+        for plan in make_plan(request, console.print):
+            if output is not None:
+                output.write_text(json.dumps(plan, indent=1) + "\n")
         for table in plan_tables(plan):
             Console().print(table)
         print(plan["note"])
-        if output is not None:
-            output.write_text(json.dumps(plan, indent=1) + "\n")
         if plot is not None:
             from specjax.report.charts import render
             from specjax.report.plan_chart import plan_chart

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.drafters.early_exit import EarlyExitDrafter
+from specjax.drafters.model import ModelDrafter
 from specjax.models.transformer import Transformer
 from specjax.pace import GRADES
 from specjax.slots import Slots
@@ -93,6 +95,7 @@ def generate(
       ValueError: arguments that could not give a right result.
     """
     check_arguments(key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+    _check_axes(config)
     return _generate(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
 
 
@@ -113,6 +116,7 @@ def prefill(
       ValueError: arguments that could not give a right result.
     """
     check_arguments(key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
+    _check_axes(config)
     return _prefill(params, key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens)
 
 
@@ -257,6 +261,27 @@ def check_arguments(
             _check_keys(key, (np.asarray(prompt_length) > 0) & (np.asarray(sampling.temperature) > 0))
 
 
+def model_axes(config: DecodeConfig) -> set[str]:
+    """Mesh axes that the decoder's models are cut over, or share work over; empty: every model is whole."""
+    drafter, parts = config.drafter, [config.target, config.drafter]
+    parts += [drafter.model] if isinstance(drafter, ModelDrafter) else []
+    parts += [drafter.target] if isinstance(drafter, EarlyExitDrafter) else []
+    axes = {part.axis for part in parts if isinstance(part, Transformer | ModelDrafter)}
+    return {axis for axis in axes if axis is not None}
+
+
+def _check_axes(config: DecodeConfig) -> None:
+    """Refuses a config for a mesh, but inside a map over its axes."""
+    for axis in model_axes(config):
+        try:
+            lax.axis_size(axis)
+        except NameError as error:
+            raise ValueError(
+                f"expected models without a mesh axis on a single device, got the axis {axis!r}: use a driver of "
+                "specjax.parallel, or specjax.parallel.specs.on_mesh(config, target=None)"
+            ) from error
+
+
 def _check_widths(batch: int, sampling: SamplingParams, pace: Pace | None, config: DecodeConfig) -> None:
     vocab_size, windows = config.target.vocab_size, len(config.window_sizes)
     wider = {"logit_bias": (vocab_size,), "stop_token_ids": sampling.stop_token_ids.shape[1:]}
@@ -278,8 +303,8 @@ def _check_rows(name: str, rows: jax.Array, shape: tuple[int, ...]) -> None:
 def _check_drafter(config: DecodeConfig) -> None:
     if not isinstance(config.drafter, EarlyExitDrafter):
         return
-    own = config.drafter.target.config
-    if not isinstance(config.target, Transformer) or config.target.config != own:
+    target, own = config.target, config.drafter.target
+    if not isinstance(target, Transformer) or (target.config, target.axis) != (own.config, own.axis):
         raise ValueError(
             "expected an early exit from the decoder's own target, got one from another: give DecodeConfig and "
             "EarlyExitDrafter the same Transformer"

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from harness import HistoryModel, ScriptedDrafter, history_params, tiny_config, tiny_params
+from jax.sharding import PartitionSpec as P
 
 import specjax
-from specjax import DecodeConfig, Greedy, Params, sampling_params
+from specjax import DecodeConfig, Greedy, Params, compiled, sampling_params
 from specjax.models.config import RopeConfig
 
 HISTORY, TARGET, V = HistoryModel(vocab_size=11), history_params(7), 11
@@ -75,6 +76,49 @@ def test_an_early_exit_from_another_target_is_refused():
         specjax.generate(
             Params(target=tiny_params()), jax.random.key(0), prompt, length, sampling, config=config, max_new_tokens=2
         )
+
+
+SHORT = jax.random.key(0), jnp.ones((1, 2), jnp.int32), jnp.array([2]), sampling_params(1, max_tokens=2)
+"""A prompt of two tokens: key, prompt, length and sampling."""
+AXIS = specjax.Transformer(tiny_config(), axis="model")
+WHOLE = dataclasses.replace(AXIS, axis=None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DecodeConfig(target=AXIS),
+        DecodeConfig(target=AXIS, drafter=specjax.EarlyExitDrafter(target=AXIS, exit_layer=1, num_tokens=2)),
+        DecodeConfig(target=WHOLE, drafter=specjax.ModelDrafter(model=AXIS, num_tokens=2, vocab_size=9)),
+        DecodeConfig(
+            target=WHOLE, drafter=specjax.ModelDrafter(model=WHOLE, num_tokens=2, vocab_size=61, axis="model")
+        ),
+    ],
+)
+def test_a_config_for_a_mesh_is_refused_on_one_device(config):
+    params = Params(target=tiny_params(), draft=tiny_params())
+    for function in (specjax.generate, specjax.prefill):
+        with pytest.raises(ValueError, match=r"expected models without a mesh axis .*, got the axis 'model'"):
+            function(params, *SHORT, config=config, max_new_tokens=2)
+
+
+def test_inside_a_map_over_its_axis_it_is_not():
+    """One device is a mesh too, on which nothing is cut."""
+    params, mesh = Params(target=tiny_params()), jax.make_mesh((1,), ("model",))
+
+    def run(config):
+        def decode(*arguments):
+            return specjax.generate(*arguments, config=config, max_new_tokens=2).tokens
+
+        return jax.shard_map(decode, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(params, *SHORT)
+
+    assert run(DecodeConfig(target=AXIS)).tolist() == run(DecodeConfig(target=WHOLE)).tolist()
+
+
+def test_an_early_exit_that_is_cut_otherwise_than_its_target_is_refused():
+    config = DecodeConfig(target=WHOLE, drafter=specjax.EarlyExitDrafter(target=AXIS, exit_layer=1, num_tokens=2))
+    with pytest.raises(ValueError, match="early exit from the decoder's own target"):
+        compiled.check_arguments(*SHORT, config=config, max_new_tokens=2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,9 @@ def load_checkpoint(path: str | Path, *, dtype: Any, sharding: Any = None) -> Ch
       dtype: of the params, float32 or bfloat16.
       sharding: where the params go: None (the default device), one `jax.sharding.Sharding` for all, or a pytree of
         them, or of `io.weights.Cut`, like the params (`load_config` and `models.params.param_shapes` tell its
-        structure). Each process reads what its own devices hold.
+        structure). Each process keeps what its own devices hold, and reads no more of safetensors, but for both tables
+        of a tied model that stores its head too; of GGUF it reads rows whole, and of Orbax those tensors whole that a
+        `Cut` pads or repeats.
 
     Returns:
       The checkpoint; params as `models.params.param_shapes(config)` lays them out.

@@ -15,6 +15,7 @@ from specjax.io.files import read_json
 from specjax.io.sources import resolve_model
 from specjax.jobs.parts import PATTERN, write_whole
 from specjax.jobs.settings import DraftModel, Settings, record
+from specjax.parallel.launch import check_same
 from specjax.verify import ExactMatch
 
 NAME = "manifest.json"
@@ -38,13 +39,11 @@ def build_manifest(settings: Settings, *, samples: bool) -> dict[str, Any]:
     Raises:
       ValueError: a model that cannot be found.
     """
-    draft = settings.drafter.model if isinstance(settings.drafter, DraftModel) else None
     return {
         "format": 2,
         "began_at": datetime.datetime.now().isoformat(timespec="seconds"),
         "settings": _pinned(settings),
-        "model": {"sha256": digest_files(resolve_model(settings.model))},
-        "draft_model": None if draft is None else {"sha256": digest_files(resolve_model(draft))},
+        **_models(settings),
         "lossless_level": lossless_level(settings, samples=samples),
         "model_name": settings.model,
         "prng_implementation": str(jax.random.key_impl(jax.random.key(0))),
@@ -126,6 +125,28 @@ def finish_manifest(directory: Path, begun: Mapping[str, Any], level: str, start
       starts: process, number and environment of each start that completed any row.
     """
     write_whole(directory / NAME, [_text({**begun, "lossless_level": level, "starts": starts})])
+
+
+def check_processes(settings: Settings) -> None:
+    """Makes sure that all processes of one run have the same settings and models, before any of them loads a model.
+
+    Raises:
+      ValueError: on every process: they would mix the weights of two models, or wait for each other.
+    """
+    if jax.process_count() == 1:
+        return
+    fields = {name: value for name, value in record(settings).items() if name not in FREE - {"batch_size", "compare"}}
+    fields["drafter"] = {name: value for name, value in fields["drafter"].items() if name != "model"}
+    placed = settings.parallel.driver, settings.parallel.sizes()
+    check_same("settings", (fields, placed, settings.streams))
+    check_same("models", _models(settings))
+
+
+def _models(settings: Settings) -> dict[str, Any]:
+    """What the models are, whatever they are called."""
+    draft = settings.drafter.model if isinstance(settings.drafter, DraftModel) else None
+    names = {"model": settings.model, "draft_model": draft}
+    return {kind: name and {"sha256": digest_files(resolve_model(name))} for kind, name in names.items()}
 
 
 def digest_files(path: Path) -> str:

@@ -14,6 +14,11 @@ from specjax.io.sources import cache_directory
 from specjax.parallel.launch import only_on_first
 
 
+def matmul_precision(dtype: str) -> str | None:
+    """How exactly matrices are multiplied where this is the dtype of the weights; None: as JAX does by default."""
+    return "highest" if dtype == "float32" else None
+
+
 def configure(dtype: str, *, cache: bool) -> None:
     """Sets matrix multiplication to full float32 where that is the dtype, and keeps compiled programs on disk.
 
@@ -21,7 +26,7 @@ def configure(dtype: str, *, cache: bool) -> None:
       dtype: of the weights.
       cache: whether to keep programs, however small: in $JAX_COMPILATION_CACHE_DIR, or else where fetched models are.
     """
-    jax.config.update("jax_default_matmul_precision", "highest" if dtype == "float32" else None)
+    jax.config.update("jax_default_matmul_precision", matmul_precision(dtype))
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(cache_directory() / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory if cache else None)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from specjax import compiled
 from specjax.decode import DecodeConfig, row_keys
 from specjax.parallel.mesh import DATA
+from specjax.parallel.specs import check_cut
 from specjax.slots import Slots, empty_slots
 from specjax.types import DecodeState, Output, Pace, Params, SamplingParams
 
@@ -41,7 +42,8 @@ class Driver(abc.ABC):
         """Lays params out as the other methods take them.
 
         Args:
-          params: whole, or placed by `shard_params` or a sharded load.
+          params: whole, or placed by `shard_params` or a sharded load: the latter are in use from here on (under pmap
+            they are taken over), so go on with what is returned.
           config: says which model is cut over the model axis.
         """
 
@@ -60,7 +62,8 @@ class Driver(abc.ABC):
         """`specjax.generate` with params from `place`.
 
         Raises:
-          ValueError: arguments that could not give a right result, or a batch that does not divide.
+          ValueError: arguments that could not give a right result, a batch that does not divide, or a config that is
+            not for these devices (`on_mesh`).
         """
         inputs = self._inputs(key, prompt, prompt_length, sampling, pace, config, max_new_tokens)
         return self._generate(params, inputs, config, max_new_tokens)
@@ -156,6 +159,8 @@ class Driver(abc.ABC):
         compiled.check_arguments(
             key, prompt, prompt_length, sampling, pace, config=config, max_new_tokens=max_new_tokens
         )
+        if self.mesh is not None:
+            check_cut(config, self.mesh)
         if prompt.shape[0] % self.num_groups:
             raise ValueError(
                 f"expected a batch that is a multiple of data={self.num_groups}, got {prompt.shape[0]} rows: "

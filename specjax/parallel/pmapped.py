@@ -21,7 +21,7 @@ from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.parallel.drivers import ALL_STEPS, Driver, Inputs
 from specjax.parallel.mesh import DATA, MODEL
-from specjax.parallel.specs import param_specs, shard_params
+from specjax.parallel.specs import shard_params
 from specjax.slots import Slots, empty_slots, insert
 from specjax.types import DecodeState, Output, Params, SamplingParams
 
@@ -39,11 +39,19 @@ class PMap(Driver):
             raise ValueError("expected pmap on the devices of one process, got several: use shard_map")
 
     def place(self, params: Params, config: DecodeConfig) -> Params:
-        """Each device's part of the params behind an axis of devices."""
-        specs = param_specs(config)
-        stack = partial(jax.tree.map, lambda leaf: leaf[None])
-        stacked = jax.shard_map(stack, mesh=self.mesh, in_specs=(specs,), out_specs=_DEVICES, check_vma=False)
-        return jax.jit(stacked)(shard_params(params, config, self.mesh))
+        """Each device's part of the params behind an axis of devices.
+
+        Memory never holds the weights twice. Params that were placed on this mesh before (a sharded load,
+        `shard_params`) are taken over: their buffers live on in what is returned, and neither they nor arrays that
+        `shard_params` took their buffers from can be used any more. Other params are left as they are.
+        """
+        taken = {id(leaf) for leaf in jax.tree.leaves(params) if _is_on_mesh(leaf)}
+        leaves, tree = jax.tree.flatten(shard_params(params, config, self.mesh))
+        names, parts = [*map(id, leaves)], {id(leaf): leaf for leaf in leaves}  # two models may share arrays
+        del leaves  # so that each array is freed as soon as it is stacked
+        for name in parts:
+            parts[name] = self._stack_shards(parts[name], taken=name in taken)
+        return tree.unflatten([parts[name] for name in names])
 
     def decode_steps(
         self,
@@ -121,11 +129,27 @@ class PMap(Driver):
     def _put(self, stacked: jax.Array) -> jax.Array:
         return jax.device_put(stacked, NamedSharding(self.mesh, _DEVICES))
 
+    def _stack_shards(self, leaf: jax.Array, *, taken: bool) -> jax.Array:
+        """What each device has of an array behind the axis of devices: in the same buffers, if they may be taken."""
+        shards, stack = (
+            {shard.device: shard.data for shard in leaf.addressable_shards},
+            _stack_taken if taken else _stack,
+        )
+        return self._join(*(stack(shards[device]) for device in self.mesh.devices.flat))
+
     def _join(self, *parts: jax.Array) -> jax.Array:
         """The arrays of the groups as one array of all devices."""
         shape, sharding = (self.mesh.size, *parts[0].shape[1:]), NamedSharding(self.mesh, _DEVICES)
         buffers = [shard.data for part in parts for shard in part.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+
+
+def _is_on_mesh(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
+
+
+_stack = jax.jit(lambda shard: shard[None])
+_stack_taken = jax.jit(lambda shard: shard[None], donate_argnums=0)
 
 
 def _part(leaf: jax.Array, devices: tuple[Any, ...]) -> jax.Array:

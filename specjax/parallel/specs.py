@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.compiled import model_axes
 from specjax.decode import DecodeConfig
 from specjax.drafters.early_exit import EarlyExitDrafter
 from specjax.drafters.model import ModelDrafter
@@ -43,6 +44,19 @@ def on_mesh(config: DecodeConfig, *, target: str | None = MODEL, draft: str | No
     if isinstance(drafter, ModelDrafter):
         drafter = dataclasses.replace(drafter, model=_over(drafter.model, draft), axis=target)
     return dataclasses.replace(config, target=_over(config.target, target), drafter=drafter)
+
+
+def check_cut(config: DecodeConfig, mesh: Mesh) -> None:
+    """Refuses a decoder of which nothing is cut over a mesh that has a model axis: its devices would repeat each other.
+
+    Raises:
+      ValueError: says how to cut it.
+    """
+    if mesh.shape.get(MODEL, 1) > 1 and not model_axes(config):
+        raise ValueError(
+            f"expected a model that is cut over the mesh's {MODEL!r} axis of {mesh.shape[MODEL]} devices, got whole "
+            f"ones: pass on_mesh(config) (specjax.parallel.specs), or make the mesh with {MODEL}=1"
+        )
 
 
 def param_specs(config: DecodeConfig) -> Params:
@@ -87,8 +101,9 @@ def shard_params(params: Params, config: DecodeConfig, mesh: Mesh) -> Params:
       mesh: from `make_mesh`.
 
     Raises:
-      ValueError: params of another layout or mesh, or a mesh without the model's axis.
+      ValueError: params of another layout or mesh, a mesh without the model's axis, or no model that is cut over it.
     """
+    check_cut(config, mesh)
     drafter = config.drafter
     if isinstance(drafter, ModelDrafter):
         draft = _placed(params.draft, drafter.model, mesh)

@@ -7,7 +7,7 @@ import jax
 
 from specjax.models.attention import block_size
 from specjax.planning.hlo import Buffer, Instruction, Program, walk
-from specjax.planning.traffic import Count, Counter, Known, Traffic, in_place, made
+from specjax.planning.traffic import Count, Counter, Known, Traffic, in_place, is_host_transfer, made
 
 _LAYER = "_run_layer"
 """What the origin of every instruction of a layer holds; attention's are the loops in it."""
@@ -24,9 +24,14 @@ class Step:
     """The target's call, the law, the verdict, and what the drafter learns from them."""
 
 
-def attention(capacity: int, context: int) -> Known:
-    """Blocks that attention reads of buffers of `capacity` slots, `context` of them taken in the longest row."""
-    num_blocks = -(-context // block_size(capacity))
+def attention(capacity: int, context: int, sliding_window: int | None = None) -> Known:
+    """Blocks that attention reads of buffers of `capacity` slots, `context` of them taken in each row.
+
+    With a sliding window (in tokens, the query included) in all layers, those before it are not read.
+    """
+    size = block_size(capacity)
+    first = 0 if sliding_window is None else max(context - sliding_window + 1, 0)
+    num_blocks = -(-context // size) - first // size
     return lambda one: num_blocks if one.opcode == "while" and _LAYER in one.op_name else None
 
 
@@ -75,6 +80,12 @@ def count_loop(program: Program, known: Known, count: Count) -> Traffic:
     """One round of the main loop."""
     counter = Counter(program=program, known=known, count=count)
     return sum(map(counter.computation, main_loop(program).called), Traffic())
+
+
+def host_transfers(program: Program) -> int:
+    """Instructions in the main loop that speak to the host, in whatever branch or window they are."""
+    names = main_loop(program).called
+    return sum(is_host_transfer(one) for name in names for _, one in walk(program, name))
 
 
 def made_like(program: Program, cache: Any) -> list[str]:

@@ -1,15 +1,16 @@
 """Modelled, not measured: what speculation gains, from the modelled time of every window's step.
 
 Only the windows that were asked for are compiled. For the others, and for other batch sizes, the least that a step can
-move is multiplied by what the compiled one moved beyond its own least.
+move, and the least time of its collectives, are multiplied by what the compiled one took beyond its own least.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specjax.planning.hardware import Chip
-from specjax.planning.roofline import Pair, Work, estimated_bytes, seconds
+from specjax.planning.roofline import Pair, Work, busy_seconds, estimated_bytes, exchange_seconds
+from specjax.planning.traffic import Traffic
 
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Chances that a drafted token is accepted, at which speed-ups are given."""
@@ -21,16 +22,25 @@ BATCHES = tuple(2**power for power in range(15))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """Bytes of a compiled step over the least, for the plain and for the speculative one; 1 where that is not known."""
+    """What a compiled step took over the least that is modelled."""
 
-    plain: float
-    speculative: float
+    num_bytes: float = 1.0
+    exchange: float = 1.0
+    """Modelled time of its collectives, as they were counted, over that of the least."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """Of both steps. Where only one of them was compiled it speaks for both, so that neither looks cheaper for that."""
+
+    plain: Overhead = Overhead()
+    speculative: Overhead = Overhead()
 
 
 def model_batch(
-    pair: Pair, programs: Mapping[str, Mapping[str, Any]], chip: Chip, rows: int, window: int
-) -> dict[str, Any]:
-    """Times, speed-ups, best windows and break-even batches.
+    pair: Pair, programs: Mapping[str, Mapping[str, Any]], chip: Chip, rows: int, window: int, *, most: int | None
+) -> dict[str, Any] | None:
+    """Times, speed-ups, best windows and break-even batches; None where a program was refused: nothing would run.
 
     Args:
       pair: the models.
@@ -38,16 +48,18 @@ def model_batch(
       chip: what they run on.
       rows: on a device.
       window: that of the speculative program.
+      most: rows on a device that are estimated to fit, up to which the break-even is looked for; None: no more than
+        these.
     """
-    overhead = Overhead(
-        plain=_overhead(programs.get("plain"), pair.plain(rows)),
-        speculative=_overhead(programs.get("speculative"), pair.step(rows, window)),
-    )
-    times = step_times(pair, overhead, chip, rows)
+    if not all(figures["fits"] for figures in programs.values()):
+        return None
+    over = overheads(pair, programs, chip, rows, window)
+    times = step_times(pair, over, chip, rows)
     best = {acceptance: best_window(times, acceptance) for acceptance in ACCEPTANCES}
-    ends = {one: break_even(lambda rows: step_times(pair, overhead, chip, rows), one) for one in ACCEPTANCES}
+    searched = [count for count in BATCHES if count <= max(most or 0, rows)]
+    ends = {one: break_even(lambda rows: step_times(pair, over, chip, rows), one, searched) for one in ACCEPTANCES}
     return {
-        "bytes_over_least": dataclasses.asdict(overhead),
+        "over_least": dataclasses.asdict(over),
         "plain_step_s": times[0],
         "spec_step_s": times[window],
         "step_s_by_window": times,
@@ -55,23 +67,35 @@ def model_batch(
         "best_window": best,
         "best_speedup": {one: speedup(times, one, best[one]) for one in ACCEPTANCES},
         "break_even_rows_per_device": ends,
+        "searched_rows_per_device": searched[-1],
     }
 
 
-def step_times(pair: Pair, overhead: Overhead, chip: Chip, rows: int) -> dict[int, float]:
+def overheads(pair: Pair, programs: Mapping[str, Mapping[str, Any]], chip: Chip, rows: int, window: int) -> Overheads:
+    """What the compiled programs took over the least. Arguments as for `model_batch`."""
+    least = {"plain": pair.plain(rows), "speculative": pair.step(rows, window)}
+    parts = pair.target.parts
+    found = {name: _overhead(programs[name], work, chip, parts) for name, work in least.items() if name in programs}
+    return Overheads(**dict.fromkeys(least, *found.values()) if len(found) == 1 else found)
+
+
+def _overhead(figures: Mapping[str, Any], least: Work, chip: Chip, parts: int) -> Overhead:
+    counted = {kind: (one["count"], one["bytes"]) for kind, one in figures["step"]["collectives"].items()}
+    few = exchange_seconds(least.traffic, chip, parts)
+    return Overhead(
+        num_bytes=figures["step"]["bytes"] / least.traffic.num_bytes,
+        exchange=exchange_seconds(Traffic(collectives=counted), chip, parts) / few if few else 1.0,
+    )
+
+
+def step_times(pair: Pair, over: Overheads, chip: Chip, rows: int) -> dict[int, float]:
     """Modelled seconds of a step, by window."""
     times = {}
     for window in WINDOWS:
-        work, factor = pair.step(rows, window), overhead.speculative if window else overhead.plain
-        moved = dataclasses.replace(work.traffic, num_bytes=work.traffic.num_bytes * factor)
-        times[window] = seconds(dataclasses.replace(work, traffic=moved), chip, pair.target.parts)
+        work, factor = pair.step(rows, window), over.speculative if window else over.plain
+        exchange = exchange_seconds(work.traffic, chip, pair.target.parts) * factor.exchange
+        times[window] = busy_seconds(work, chip, factor.num_bytes) + exchange
     return times
-
-
-def _overhead(figures: Mapping[str, Any] | None, least: Work) -> float:
-    if figures is None or not figures["fits"]:
-        return 1.0
-    return figures["step"]["bytes"] / least.traffic.num_bytes
 
 
 def expected_tokens(acceptance: float, window: int) -> float:
@@ -89,14 +113,17 @@ def best_window(times: Mapping[int, float], acceptance: float) -> int:
     return max(times, key=lambda window: speedup(times, acceptance, window))
 
 
-def break_even(times: Callable[[int], Mapping[int, float]], acceptance: float) -> int | None:
-    """The smallest of `BATCHES` at which no window gains; None: speculation pays at all of them.
+def break_even(
+    times: Callable[[int], Mapping[int, float]], acceptance: float, batches: Sequence[int] = BATCHES
+) -> int | None:
+    """The smallest batch at which no window gains; None: speculation pays at all of them.
 
     Args:
       times: modelled times of each window, 0 included, by rows on a device.
       acceptance: chance that a drafted token is accepted.
+      batches: rows on a device that are tried, in ascending order.
     """
-    return next((rows for rows in BATCHES if not best_window(times(rows), acceptance)), None)
+    return next((rows for rows in batches if not best_window(times(rows), acceptance)), None)
 
 
 def most_rows(pair: Pair, capacity: int, window: int, chip: Chip) -> int | None:

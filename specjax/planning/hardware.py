@@ -9,27 +9,36 @@ from typing import Any
 
 from jax.experimental import topologies
 
+FLOAT32_PASSES = 6
+"""bfloat16 products that one float32 product takes at the precision that `runtime.configure` sets, "highest"."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-    """Published figures of one chip."""
+    """Figures of one chip: published ones, but for what the compiler says of its memory."""
 
     hbm_bytes: float
+    """What the compiler lets the programs of one device use; a few percent less than there is."""
     hbm_bandwidth: float
     """Bytes per second."""
     flops: float
-    """bfloat16 operations per second."""
+    """Operations per second: bfloat16 ones, or what `in_dtype` makes of them."""
     link_bandwidth: float
     """Bytes per second through one link to a neighbour, both directions together."""
 
+    def in_dtype(self, dtype: str) -> "Chip":
+        """The same with its peak for weights of a dtype, "bfloat16" or "float32"."""
+        return dataclasses.replace(self, flops=self.flops / FLOAT32_PASSES) if dtype == "float32" else self
+
 
 CHIPS = {
-    "v4": Chip(hbm_bytes=32 * 2**30, hbm_bandwidth=1.2e12, flops=275e12, link_bandwidth=9e10),
-    "v5e": Chip(hbm_bytes=16 * 2**30, hbm_bandwidth=0.819e12, flops=197e12, link_bandwidth=9e10),
-    "v5p": Chip(hbm_bytes=95 * 2**30, hbm_bandwidth=2.765e12, flops=459e12, link_bandwidth=1.8e11),
-    "v6e": Chip(hbm_bytes=32 * 2**30, hbm_bandwidth=1.638e12, flops=918e12, link_bandwidth=1.8e11),
+    "v4": Chip(hbm_bytes=15.25 * 2**30, hbm_bandwidth=1.2e12, flops=275e12, link_bandwidth=9e10),
+    "v5e": Chip(hbm_bytes=15.75 * 2**30, hbm_bandwidth=0.819e12, flops=197e12, link_bandwidth=9e10),
+    "v5p": Chip(hbm_bytes=95.73 * 2**30, hbm_bandwidth=2.765e12, flops=459e12, link_bandwidth=1.8e11),
+    "v6e": Chip(hbm_bytes=31.24 * 2**30, hbm_bandwidth=1.638e12, flops=918e12, link_bandwidth=1.8e11),
 }
-"""Memory, bandwidth and peak: the Cloud TPU documentation. Links: jax-ml.github.io/scaling-book, chapter 2."""
+"""Memory: refusals of libtpu 0.0.52 (on v4 of one core, as it describes them). Bandwidth and peak: the Cloud TPU
+documentation. Links: jax-ml.github.io/scaling-book, chapter 2."""
 _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",

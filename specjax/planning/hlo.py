@@ -112,7 +112,7 @@ def walk(program: Program, name: str | None = None) -> Iterator[tuple[str, Instr
     name = program.entry if name is None else name
     for one in program.computations[name].instructions.values():
         yield name, one
-        if one.opcode in ("while", "conditional", "call"):
+        if one.opcode in ("while", "conditional", "call", "async-start"):
             for called in one.called:
                 yield from walk(program, called)
 

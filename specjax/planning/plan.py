@@ -2,22 +2,24 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.decode import DecodeConfig, without_speculation
 from specjax.drafters.model import ModelDrafter
+from specjax.jobs.runtime import matmul_precision
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import DATA, MODEL, make_mesh
 from specjax.parallel.specs import on_mesh
 from specjax.planning.figures import compile_prefill, compile_steps
 from specjax.planning.gain import WINDOWS, model_batch, most_rows
-from specjax.planning.hardware import check_topology, describe
+from specjax.planning.hardware import Chip, check_topology, describe
 from specjax.planning.programs import Lowered, Workload, lower
 from specjax.planning.roofline import Model, Pair, estimated_bytes
 from specjax.verify import Rejection
@@ -81,6 +83,17 @@ class Request:
         """Devices of the model axis."""
         return check_topology(self.topology)[1] // self.data if self.model is None else self.model
 
+    @property
+    def chip(self) -> Chip:
+        """The chip, its peak that of the weights' dtype."""
+        return check_topology(self.topology)[0].in_dtype(self.dtype)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The widest of all layers of both models; None: some see everything."""
+        windows = [one for config in (self.target, self.draft) for one in config.sliding_windows or (None,)]
+        return None if None in windows else max(one for one in windows if one is not None)
+
     def decoder(self) -> DecodeConfig:
         """The decoder, its models cut over the mesh."""
         drafter = ModelDrafter(
@@ -92,35 +105,37 @@ class Request:
         return on_mesh(config, draft=MODEL if self.shard_drafter else None)
 
 
-def make_plan(request: Request, say: Say) -> dict[str, Any]:
-    """Compiles and counts everything that is asked for.
+def make_plan(request: Request, say: Say) -> Iterator[dict[str, Any]]:
+    """Compiles and counts everything that is asked for, one batch size after the other.
 
     Args:
       request: what to plan.
       say: told what happens, since compiling takes minutes.
 
-    Returns:
-      The figures, for JSON.
+    Yields:
+      The figures so far, for JSON, after each batch size: it takes minutes.
 
     Raises:
       ValueError: libtpu is missing, or something that does not go together.
     """
     mesh = make_mesh(request.data, request.parts, devices=describe(request.topology))
-    batches = [_plan_batch(request, batch, mesh, say) for batch in request.batch_sizes]
-    chip, _ = check_topology(request.topology)
-    return {
+    plan = {
         "note": MODELLED,
         "versions": {name: version(name) for name in ("jax", "libtpu")},
         "settings": _settings(request),
-        "chip": dataclasses.asdict(chip),
+        "chip": dataclasses.asdict(request.chip),
         "mesh": {DATA: request.data, MODEL: request.parts},
-        "batches": batches,
+        "batches": [],
     }
+    for batch in request.batch_sizes:
+        with jax.default_matmul_precision(matmul_precision(request.dtype)):
+            plan["batches"].append(_plan_batch(request, batch, mesh, say))
+        yield plan
 
 
 def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str, Any]:
     """Every program at one batch size, and what is modelled from them."""
-    config, chip = request.decoder(), check_topology(request.topology)[0]
+    config, chip = request.decoder(), request.chip
     work = Workload(
         config=config,
         dtype=jnp.dtype(request.dtype),
@@ -131,25 +146,29 @@ def _plan_batch(request: Request, batch: int, mesh: Mesh, say: Say) -> dict[str,
     speculative = lower(work, mesh, request.parallel)
     plain = lower(dataclasses.replace(work, config=without_speculation(config)), mesh, request.parallel)
     window = request.num_speculative_tokens
+    text = request.context, request.sliding_window
     compile_of = {
-        "prefill": lambda: compile_prefill(speculative, request.context),
-        "plain": lambda: compile_steps(plain, 0, request.context),
-        "speculative": lambda: compile_steps(speculative, window, request.context),
+        "prefill": lambda: compile_prefill(speculative, *text),
+        "plain": lambda: compile_steps(plain, 0, *text),
+        "speculative": lambda: compile_steps(speculative, window, *text),
     }
     programs = {}
     for name in request.programs:
         say(f"batch {batch}: compiling {name}")
         start = time.monotonic()
         programs[name] = compile_of[name]() | {"compile_seconds": time.monotonic() - start}
+        if "message" in programs[name]:
+            say(f"batch {batch}: {name} was refused: {programs[name]['message'].splitlines()[0]}")
     pair, rows = model_pair(request, speculative), batch // request.data
+    most = most_rows(pair, speculative.capacity, window, chip)
     return {
         "batch_size": batch,
         "rows_per_device": rows,
         "programs": programs,
         "least": _least(pair, rows, window, chunk=min(config.prefill_chunk, work.prompt_width)),
         "estimated_bytes": estimated_bytes(pair, speculative.capacity, rows, window),
-        "estimated_most_rows_per_device": most_rows(pair, speculative.capacity, window, chip),
-        "modelled": model_batch(pair, programs, chip, rows, window),
+        "estimated_most_rows_per_device": most,
+        "modelled": model_batch(pair, programs, chip, rows, window, most=most),
     }
 
 

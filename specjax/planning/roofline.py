@@ -5,7 +5,7 @@ the start of each operation, the host, and how far compute and exchange overlap.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -62,10 +62,14 @@ class Model:
         """Of the weights."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) * self.item_bytes
 
-    def cache_bytes(self, rows: int, slots: int) -> int:
-        """Of keys and values."""
-        config = self.config
-        return 2 * config.num_layers * rows * slots * self.kv_heads * config.head_dim * self.item_bytes
+    def cache_bytes(self, rows: int, slots: Sequence[int]) -> int:
+        """Of keys and values, so many slots of each layer."""
+        return 2 * rows * sum(slots) * self.kv_heads * self.config.head_dim * self.item_bytes
+
+    def seen(self, tokens: int) -> list[int]:
+        """How many of a text's last `tokens` each layer sees."""
+        windows = self.config.sliding_windows or (None,) * self.config.num_layers
+        return [tokens if window is None else min(tokens, window) for window in windows]
 
     def least(self, rows: int, tokens: int, context: int, *, head: bool = True) -> Work:
         """One pass over `tokens` a row that have `context` before them: weights once, what is there of the cache once.
@@ -81,8 +85,9 @@ class Model:
         layers = sum(leaf.size for leaf in jax.tree.leaves(self.params["layers"]))
         weights = layers + (self.params.get("unembed", self.params["embed"]).size if head else 0)
         query = self.params["layers"][0]["q"].shape[0]
-        attention = 4 * rows * tokens * (context + tokens) * query * config.num_layers
-        moved = weights * self.item_bytes + self.cache_bytes(rows, context) + logits
+        attention = 4 * rows * tokens * sum(self.seen(context + tokens)) * query
+        cached = [max(seen - 1, 0) for seen in self.seen(context + 1)]  # by the first token, which sees itself too
+        moved = weights * self.item_bytes + self.cache_bytes(rows, cached) + logits
         traffic = Traffic(num_bytes=moved, collectives=self._exchanged(hidden, logits))
         return Work(traffic=traffic, flops=2 * weights * rows * tokens + attention)
 
@@ -128,14 +133,13 @@ class Pair:
         return self.verify(rows, window) + self.drafting(rows, window) if window else self.plain(rows)
 
 
-def seconds(work: Work, chip: Chip, parts: int) -> float:
-    """Modelled time of a step on chips of which `parts` share each model."""
-    busy = max(work.traffic.num_bytes / chip.hbm_bandwidth, work.flops / chip.flops)
-    return busy + exchange_seconds(work.traffic, chip, parts)
+def busy_seconds(work: Work, chip: Chip, overhead: float = 1.0) -> float:
+    """Modelled time of a step without its collectives, if it moves `overhead` times those bytes."""
+    return max(overhead * work.traffic.num_bytes / chip.hbm_bandwidth, work.flops / chip.flops)
 
 
 def exchange_seconds(traffic: Traffic, chip: Chip, parts: int) -> float:
-    """Modelled time of the collectives."""
+    """Modelled time of the collectives on chips of which `parts` share each model."""
     total = 0.0
     for kind, (count, num_bytes) in traffic.collectives.items():
         share, hops = _RINGS[kind]
@@ -145,5 +149,6 @@ def exchange_seconds(traffic: Traffic, chip: Chip, parts: int) -> float:
 
 def estimated_bytes(pair: Pair, capacity: int, rows: int, window: int) -> int:
     """HBM of a device without asking the compiler: weights, caches of `capacity` slots and thrice a step's logits."""
-    held = sum(model.num_bytes() + model.cache_bytes(rows, capacity) for model in (pair.target, pair.draft))
+    models = (pair.target, pair.draft)
+    held = sum(model.num_bytes() + model.cache_bytes(rows, [capacity] * model.config.num_layers) for model in models)
     return held + 3 * 4 * rows * (window + 1) * pair.target.config.vocab_size

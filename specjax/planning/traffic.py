@@ -51,20 +51,17 @@ class Traffic:
     num_bytes: float = 0
     collectives: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """By kind: how many, and the bytes of their results."""
-    host_transfers: float = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
             num_bytes=self.num_bytes + other.num_bytes,
             collectives=_both(self.collectives, other.collectives),
-            host_transfers=self.host_transfers + other.host_transfers,
         )
 
     def __mul__(self, times: float) -> "Traffic":
         return Traffic(
             num_bytes=self.num_bytes * times,
             collectives={kind: (count * times, size * times) for kind, (count, size) in self.collectives.items()},
-            host_transfers=self.host_transfers * times,
         )
 
 
@@ -91,7 +88,7 @@ class Counter:
             return self._conditional(one)
         if one.opcode in ("call", "async-start"):
             return sum(map(self.computation, one.called), Traffic())
-        return Traffic(num_bytes=self._moved(body, one), host_transfers=is_host_transfer(one))
+        return Traffic(num_bytes=self._moved(body, one))
 
     def _exchanged(self, body: Computation) -> dict[str, tuple[float, float]]:
         """The collectives of a computation, also inside its fusions."""

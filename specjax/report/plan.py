@@ -24,7 +24,8 @@ def _memory(plan: Mapping[str, Any]) -> Table:
             sizes = figures.get("memory", {})
             total = sizes.get("total", figures.get("used"))
             shown = [sizes.get(key) for key in ("arguments", "temporaries", "aliased")] + [total]
-            fits = "yes" if figures["fits"] else f"no, by {figures['excess'] / _GIB:.2f}"
+            excess = figures.get("excess")
+            fits = "yes" if figures["fits"] else f"no, by {excess / _GIB:.2f}" if excess else "does not compile"
             estimate = batch["estimated_bytes"] if name == "speculative" else None
             table.add_row(str(batch["batch_size"]), name, fits, *map(_gib, [*shown, estimate]))
     return table
@@ -36,18 +37,18 @@ def _steps(plan: Mapping[str, Any]) -> Table:
     for name in ("MB moved", "least", "ratio", "GFLOP (least)", "collectives", "MB exchanged", "to the host"):
         table.add_column(name, justify="right")
     for batch in plan["batches"]:
-        for label, figures, least in _parts(batch):
+        for label, figures, least, host in _parts(batch):
             moved, few = figures["bytes"] / 1e6, least["bytes"] / 1e6
             exchanged = sum(one["bytes"] for one in figures["collectives"].values()) / 1e6
             kinds = ", ".join(f"{show(round(one['count']))} {kind}" for kind, one in figures["collectives"].items())
             ratio, flops = f"{moved / few:.3f}", f"{least['flops'] / 1e9:.3g}"
             numbers = show(moved), show(few), ratio, flops, kinds or "0", show(exchanged)
-            table.add_row(str(batch["batch_size"]), label, *numbers, show(round(figures["host_transfers"])))
+            table.add_row(str(batch["batch_size"]), label, *numbers, host)
     return table
 
 
-def _parts(batch: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """The name of each part, its figures and its least, where the program fits."""
+def _parts(batch: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any], str]]:
+    """The name of each part, its figures, its least and its loop's calls of the host, where the program fits."""
     programs, least = batch["programs"], batch["least"]
     parts = [
         ("prompt chunk", "prefill", "step", "prefill"),
@@ -55,24 +56,39 @@ def _parts(batch: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mappi
         ("speculative", "speculative", "step", "step"),
         ("of it verify", "speculative", "verify", "verify"),
     ]
-    known = [part for part in parts if part[1] in programs and programs[part[1]]["fits"]]
-    return [(label, programs[name][key], least[few]) for label, name, key, few in known]
+    known = [(programs[name], *part) for part in parts if (name := part[1]) in programs and programs[name]["fits"]]
+    return [
+        (label, one[key], least[few], show(one["host_transfers"]) if key == "step" else "")
+        for one, label, _, key, few in known
+    ]
 
 
 def _gains(plan: Mapping[str, Any]) -> Table:
-    window, last = plan["settings"]["num_speculative_tokens"], plan["batches"][-1]["modelled"]
+    """Speed-ups of each batch size that fits; below them where they end, by the largest of these."""
+    window, fitting = plan["settings"]["num_speculative_tokens"], [one for one in plan["batches"] if one["modelled"]]
     table = Table(title="Modelled, not measured: speed-up by acceptance (best K)")
-    for name in ("batch", "plain ms", f"K={window} ms", *(f"{rate:g}" for rate in last["speedup"])):
+    rates = fitting[-1]["modelled"]["speedup"] if fitting else ()
+    for name in ("batch", "plain ms", f"K={window} ms", *(f"{rate:g}" for rate in rates)):
         table.add_column(name, justify="right")
     for batch in plan["batches"]:
         modelled = batch["modelled"]
+        if modelled is None:
+            table.add_row(str(batch["batch_size"]), "does not", "fit")
+            continue
         gains = [f"{gain:.2f} ({modelled['best_window'][rate]})" for rate, gain in modelled["speedup"].items()]
         times = (f"{1e3 * modelled[name]:.3g}" for name in ("plain_step_s", "spec_step_s"))
         table.add_row(str(batch["batch_size"]), *times, *gains)
-    ends = last["break_even_rows_per_device"].values()
-    table.add_row("stops paying at", "rows a", "device", *("never" if rows is None else show(rows) for rows in ends))
-    most = plan["batches"][-1]["estimated_most_rows_per_device"]
-    table.caption = "no rows are estimated to fit" if most is None else f"{most} rows a device are estimated to fit"
+    if not fitting:
+        return table
+    last = fitting[-1]["modelled"]
+    searched, ends = last["searched_rows_per_device"], last["break_even_rows_per_device"].values()
+    shown = (f"> {searched:,}" if rows is None else show(rows) for rows in ends)
+    table.add_row("stops paying at", "rows a", "device", *shown)
+    most = fitting[-1]["estimated_most_rows_per_device"]
+    estimate = "no rows are estimated to fit" if most is None else f"{most:,} rows a device are estimated to fit"
+    table.caption = (
+        f"{estimate}; looked for up to {searched:,}, with what batch {fitting[-1]['batch_size']} took over the least"
+    )
     return table
 
 

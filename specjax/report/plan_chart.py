@@ -22,7 +22,7 @@ def plan_chart(plan: Mapping[str, Any]) -> Chart:
 
 def _lines(axes: Axes, plan: Mapping[str, Any]) -> None:
     window = plan["settings"]["num_speculative_tokens"]
-    for index, batch in enumerate(plan["batches"]):
+    for index, batch in enumerate(batch for batch in plan["batches"] if batch["modelled"]):
         modelled, color = batch["modelled"], f"C{index % 6}"
         for name, style in (("speedup", "-"), ("best_speedup", ":")):
             gains = modelled[name]

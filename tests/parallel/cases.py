@@ -31,6 +31,13 @@ TIES = tiny_config(num_layers=1, vocab_size=8)
 """Over two devices ids 2 and 5 lie apart."""
 
 
+ODD = {
+    "biased": tiny_config(num_layers=1, attention_bias=True, attention_output_bias=True, mlp_bias=True),
+    "sliding": tiny_config(num_layers=2, sliding_windows=(3, None)),
+}
+"""Architectures with more to them than heads."""
+
+
 def scripted(config):
     drafter = ScriptedDrafter(num_tokens=WINDOW)
     windows = tuple(range(WINDOW + 1))
@@ -86,10 +93,10 @@ def ties():
     return found
 
 
-def logits(kv_heads, model):
+def logits(config, model):
     """Of a chunk of 5 tokens and of 3 more behind it; on a single device without a mesh, if `model` is 0."""
-    target = Transformer(tiny_config(num_kv_heads=kv_heads, num_layers=1), axis=MODEL if model else None)
-    params = specjax.Params(target=tiny_params(0, target.config))
+    target = Transformer(config, axis=MODEL if model else None)
+    params = specjax.Params(target=tiny_params(0, config))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (2, 8)), jnp.int32)
 
     def read(params):
@@ -108,13 +115,15 @@ def logits(kv_heads, model):
 
 
 def logit_errors():
-    """The largest difference from a single device's logits, by KV heads and devices; and how large those are."""
-    found = {}
-    for kv_heads in (1, 2, 4):
-        right = logits(kv_heads, 0)
-        found[f"{kv_heads} spread"] = right.std()
-        found |= {f"{kv_heads} {model}": abs(logits(kv_heads, model) - right).max() for model in (1, 2, 4, 8)}
-    return found
+    """The largest difference from a single device's logits, by architecture and devices; and how large those are."""
+    heads, found = {kv_heads: tiny_config(num_kv_heads=kv_heads, num_layers=1) for kv_heads in (1, 2, 4)}, {}
+    for name, config in (heads | ODD).items():
+        right = logits(config, 0)
+        found[f"{name} spread"] = right.std()
+        devices = (2,) if name in ODD else (1, 2, 4, 8)
+        found |= {f"{name} {model}": abs(logits(config, model) - right).max() for model in devices}
+    plain = logits(tiny_config(num_layers=2), 0)
+    return found | {"sliding matters": abs(logits(ODD["sliding"], 0) - plain).max()}
 
 
 def shares():

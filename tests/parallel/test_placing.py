@@ -49,11 +49,23 @@ def test_a_load_onto_a_mesh_is_a_load_and_a_placement(found):
     assert found["loads"] == {"safetensors": whole, "gguf": whole, "orbax": whole}
 
 
+def test_pmap_stacks_params_without_a_second_copy(found):
+    """Those on the mesh go on in their own buffers, also where two models share them; whole ones stay as they are."""
+    kept = ("same buffers", "taken", "values", "whole stays", "fresh", "shared")
+    assert found["stacks"] == dict.fromkeys(kept, True)
+
+
+@pytest.mark.parametrize("driver", ["shard_map", "jit", "pmap"])
+@pytest.mark.parametrize("call", ["steps", "insert"])
+def test_drivers_go_on_in_the_buffers_that_they_are_given(found, driver, call):
+    assert found["donations"][driver][call]
+
+
 def test_a_layer_has_two_reductions(found):
     assert found["collectives"] == [{"all-reduce": 3}, {"all-reduce": 7}]
 
 
-@pytest.mark.parametrize("driver", ["shard_map", "pmap"])
+@pytest.mark.parametrize("driver", ["shard_map", "jit", "pmap"])
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -62,6 +74,8 @@ def test_a_layer_has_two_reductions(found):
         ("axis", "expected a model over an axis of the mesh {'data': 2, 'model': 4}, got 'other'"),
         ("joined", "expected params laid out like param_shapes"),
         ("moved", "expected whole params, [61, 32], got [64, 32] (of another mesh?)"),
+        ("uncut", "over the mesh's 'model' axis of 4 devices, got whole ones: pass on_mesh(config)"),
+        ("uncut call", "over the mesh's 'model' axis of 4 devices, got whole ones: pass on_mesh(config)"),
         ("argument", "expected prompt_length in 0..4, got [13, 13, 13]"),
     ],
 )

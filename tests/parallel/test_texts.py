@@ -75,6 +75,14 @@ def test_case_58_logits_are_those_of_one_device(found, kv_heads, devices):
     assert found["logits"][f"{kv_heads} spread"] > 0.5
 
 
+@pytest.mark.parametrize("name", ["biased", "sliding"])
+def test_biases_and_sliding_windows_are_those_of_one_device(found, name):
+    """Of what is summed over two devices each has its bias once."""
+    assert found["logits"][f"{name} 2"] < 1e-5
+    assert found["logits"][f"{name} spread"] > 0.5
+    assert found["logits"]["sliding matters"] > 0.1
+
+
 def test_devices_share_the_rows_of_a_batch(found):
     """Three rows on four devices: the drafts, the verdicts and the counts of one device, and its log-probabilities.
 

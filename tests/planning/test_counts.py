@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.models.attention import BLOCK
-from specjax.planning.counts import attention, count_loop, count_step, made_like, main_loop
-from specjax.planning.hlo import parse_program
+from specjax.planning.counts import attention, count_loop, count_step, host_transfers, made_like, main_loop
+from specjax.planning.hlo import parse_program, walk
 from specjax.planning.traffic import Count
 
 STEPS = "jit(decode_steps)/while"
@@ -90,6 +90,32 @@ def test_a_program_without_such_loops_is_refused():
         count_step(parse_program(plain), 4, lambda one: None, Count.DEAREST)
     with pytest.raises(ValueError, match="expected a program with a loop"):
         main_loop(parse_program("HloModule test\nENTRY %main (i: f32[1]) -> f32[1] {\n  %i = f32[1] parameter(0)\n}\n"))
+
+
+def test_the_host_is_found_in_branches_and_windows_that_are_not_counted():
+    """One call in the plain window, one in the cheaper branch of a conditional, one before the loop."""
+    call = 'f32[10] custom-call(%d), custom_call_target="xla_ffi_python_cpu_callback"'
+    text = TEXT.replace("%copied = f32[2,1,500] copy(%d)", f"%told = {call}")
+    text = text.replace("%warm = f32[10] while(%i)", "%warm = f32[10] infeed(%i)")
+    choice = "%kept = f32[10] conditional(%g, %g, %g), branch_computations={%silent, %telling}"
+    text = text.replace("%kept = f32[2,1,500] dynamic-update-slice(%g, %blocks, %g)", choice)
+    branches = [
+        "%silent (j: f32[10]) -> f32[2,1,500] {\n  %j = f32[10] parameter(0)\n  ROOT %large = f32[2,1,500] copy(%j)\n}",
+        f"%telling (d: f32[10]) -> f32[10] {{\n  %d = f32[10] parameter(0)\n  ROOT %call = {call}\n}}",
+    ]
+    program = parse_program(text.replace("ENTRY", "\n\n".join([*branches, "ENTRY"])))
+    assert host_transfers(program) == 2
+    assert host_transfers(PROGRAM) == 0
+
+
+def test_attention_begins_where_a_sliding_window_does():
+    """Blocks of 1,024 up to a text of 4,000; the last query but one of a window of 1,000 is at 3,001."""
+    (loop,) = [one for _, one in walk(PROGRAM) if one.name == "blocks"]
+    capacity = 8 * BLOCK
+    assert attention(capacity, 4000)(loop) == 4
+    assert attention(capacity, 4000, 1000)(loop) == 2
+    assert attention(capacity, 4000, 929)(loop) == attention(capacity, 4000, 5)(loop) == 1
+    assert attention(capacity, 4000, 9000)(loop) == 4
 
 
 def test_copies_of_a_cache_are_found_and_updates_in_place_are_not():

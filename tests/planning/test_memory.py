@@ -1,8 +1,10 @@
 """What the compiler says of a program that does not fit."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from specjax.planning.memory import parse_refusal
+from specjax.planning.memory import compile_or_refuse, num_bytes, parse_refusal
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,29 @@ def test_refusals(message, used, available):
     assert refusal.message == message.strip()
 
 
-def test_other_messages_are_not_taken_for_one():
-    with pytest.raises(ValueError, match="expected a message about HBM, got: INTERNAL"):
-        parse_refusal("INTERNAL: something else")
+def test_temporaries_that_alone_are_too_much_stand_beside_the_arguments():
+    """Elsewhere the compiler has counted the arguments itself."""
+    alone = "HLO temporaries (20.00G) exceeds available HBM (15.75G)."
+    assert parse_refusal(alone, 3 * 2**30).excess == 7.25 * 2**30
+    assert parse_refusal("Used 20.00G of 15.75G hbm.", 3 * 2**30).excess == 4.25 * 2**30
+
+
+class Refused:
+    """A lowered program that does not compile."""
+
+    def __init__(self, message):
+        self.message = message
+
+    def compile(self):
+        raise jax.errors.JaxRuntimeError(self.message)
+
+
+@pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.", "INTERNAL: else"])
+def test_what_is_refused_for_another_reason_is_refused_too(message):
+    refusal = compile_or_refuse(Refused(message))
+    assert (refusal.message, refusal.used, refusal.excess) == (message, None, None)
+
+
+def test_the_bytes_of_shapes():
+    tree = {"a": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), "b": [jax.ShapeDtypeStruct((5,), jnp.int32)]}
+    assert num_bytes(tree) == 12 + 20

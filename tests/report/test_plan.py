@@ -15,7 +15,6 @@ STEP = {
     "bytes": 2.2e9,
     "bytes_dearest": 3e9,
     "collectives": {"all-gather": {"count": 1, "bytes": 2e7}, "all-reduce": {"count": 65, "bytes": 4e7}},
-    "host_transfers": 0,
 }
 MEMORY = {
     "arguments": 3 * GIB,
@@ -25,7 +24,7 @@ MEMORY = {
     "code": 0,
     "total": 3.5 * GIB,
 }
-FITS = {"fits": True, "memory": MEMORY, "step": STEP, "verify": STEP | {"bytes": 2e9}}
+FITS = {"fits": True, "host_transfers": 0, "memory": MEMORY, "step": STEP, "verify": STEP | {"bytes": 2e9}}
 REFUSED = {
     "fits": False,
     "used": 17 * GIB,
@@ -40,6 +39,7 @@ MODELLED = {
     "best_window": {0.5: 2, 0.9: 7},
     "best_speedup": {0.5: 1.3, 0.9: 2.75},
     "break_even_rows_per_device": {0.5: 128, 0.9: None},
+    "searched_rows_per_device": 256,
 }
 LEAST = {"bytes": 2e9, "flops": 5e9}
 PLAN = {
@@ -57,7 +57,7 @@ PLAN = {
             | dict.fromkeys(("plain", "verify", "drafting", "step"), LEAST),
             "estimated_bytes": 4 * GIB,
             "estimated_most_rows_per_device": 256,
-            "modelled": MODELLED,
+            "modelled": MODELLED if size == 8 else None,
         }
         for size in (8, 512)
     ],
@@ -82,7 +82,7 @@ def test_steps_stand_beside_their_least():
     lines = shown(PLAN)
     exchanged = "1 all-gather, 65 all-reduce", "60"
     assert ["8", "plain", "2,200", "2,000", "1.100", "5", *exchanged, "0"] in lines
-    assert ["8", "of it verify", "2,000", "2,000", "1.000", "5", *exchanged, "0"] in lines
+    assert ["8", "of it verify", "2,000", "2,000", "1.000", "5", *exchanged] in lines
     assert ["8", "prompt chunk", "2,200", "1,000", "2.200", "5", *exchanged, "0"] in lines
     assert [line[1] for line in lines if line[0] == "512" and len(line) == 9] == ["prompt chunk", "plain"]
 
@@ -90,9 +90,24 @@ def test_steps_stand_beside_their_least():
 def test_gains_are_called_modelled():
     text = shown(PLAN)
     assert ["8", "3", "4.5", "1.25 (2)", "2.50 (7)"] in text
-    assert ["stops paying at", "rows a", "device", "128", "never"] in text
-    assert ["256 rows a device are estimated to fit"] in text
+    assert ["stops paying at", "rows a", "device", "128", "> 256"] in text
+    told = "256 rows a device are estimated to fit; looked for up to 256, with what batch 8 took over the least"
+    assert told in " ".join(" ".join(line) for line in text)
+    assert ["512", "does not", "fit"] in text
     assert ["Modelled, not measured: speed-up by acceptance (best K)"] in text
+
+
+def test_a_program_that_was_refused_for_no_size_does_not_compile():
+    plan = copy.deepcopy(PLAN)
+    plan["batches"][1]["programs"]["speculative"] = {"fits": False, "excess": None, "used": None, "message": "vmem"}
+    assert ["512", "speculative", "does not compile", "-", "-", "-", "-", "4.00"] in shown(plan)
+
+
+def test_nothing_is_modelled_where_no_batch_fits():
+    plan = copy.deepcopy(PLAN)
+    plan["batches"] = plan["batches"][1:]
+    assert [line for line in shown(plan) if "stops" in line[0]] == []
+    assert ["512", "does not", "fit"] in shown(plan)
 
 
 def test_the_picture():
