@@ -131,10 +131,8 @@ class PMap(Driver):
 
     def _stack_shards(self, leaf: jax.Array, *, taken: bool) -> jax.Array:
         """What each device has of an array behind the axis of devices: in the same buffers, if they may be taken."""
-        shards, stack = (
-            {shard.device: shard.data for shard in leaf.addressable_shards},
-            _stack_taken if taken else _stack,
-        )
+        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+        stack = _stack_taken if taken else _stack
         return self._join(*(stack(shards[device]) for device in self.mesh.devices.flat))
 
     def _join(self, *parts: jax.Array) -> jax.Array:
