@@ -10,13 +10,20 @@ from jax import lax
 from specjax.types import KVCache
 
 
+TILE = 16
+"""Buffers have a multiple of so many slots: what a TPU lays out together of 16-bit numbers. If the last tile were not
+full, it would rather have rows next to each other in tiles, and copy every buffer to that layout and back in each
+step."""
+
+
 def init_cache(batch_size: int, capacity: int, heads: int, width: int, num_layers: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache of `num_layers` layers of `[batch_size, heads, capacity, width]` keys and values.
+    """An empty cache of `num_layers` layers of `[batch_size, heads, S, width]` keys and values, S at least `capacity`.
 
     bfloat16 is stored as its bits (uint16), which `read` undoes: XLA:CPU widens the whole buffer to write one slot of
     a bfloat16 array.
     """
     stored = jnp.uint16 if dtype == jnp.bfloat16 else dtype
+    capacity = -(-capacity // TILE) * TILE
 
     def buffers() -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros((batch_size, heads, capacity, width), stored) for _ in range(num_layers))

@@ -68,10 +68,11 @@ def test_writes_go_by_position_and_nowhere_else(window, start, dtype, platform):
 
 
 def test_more_tokens_than_slots_are_refused():
-    cache = kv.init_cache(1, 4, HEADS, WIDTH, 1, jnp.float32)
-    entry = jnp.zeros((1, HEADS, 5, WIDTH))
-    with pytest.raises(ValueError, match="at most 4"):
-        kv.append(cache, [(entry, entry)], jnp.arange(5)[None], jnp.zeros((1, 5, 1)))
+    cache = kv.init_cache(1, 30, HEADS, WIDTH, 1, jnp.float32)
+    assert cache.keys[0].shape[2] == 2 * kv.TILE
+    entry = jnp.zeros((1, HEADS, 33, WIDTH))
+    with pytest.raises(ValueError, match="at most 32"):
+        kv.append(cache, [(entry, entry)], jnp.arange(33)[None], jnp.zeros((1, 33, 1)))
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -8,6 +8,8 @@ import pytest
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
+from specjax.cache import TILE
+from specjax.decode import without_speculation
 from specjax.models.attention import BLOCK
 from specjax.models.config import TransformerConfig
 from specjax.models.params import init_params
@@ -93,6 +95,16 @@ def test_the_state_lives_on_in_its_own_buffers(compiled):
 def test_no_buffer_of_the_cache_is_laid_out_anew(compiled):
     """A copy from the chip's own memory back to HBM is where the compiler chose to write; others would be waste."""
     assert not [name for name in compiled[0]["cache_copies"] if not name.startswith("copy-start")]
+
+
+def test_a_plain_step_copies_no_cache_either():
+    """Of 4,097 slots, in more layers than fit on the chip: whole tiles, or the loops disagree on how to lay them out."""
+    small = dataclasses.replace(TARGET, hidden_size=256, intermediate_size=256, vocab_size=2048, num_layers=8)
+    config = without_speculation(dataclasses.replace(REQUEST, target=small).decoder())
+    lowered = programs("shard_map", config=config, prompt_width=3996)
+    figures = compile_steps(lowered, 0, 4096)
+    assert lowered.capacity % TILE == 0
+    assert not [name for name in figures["cache_copies"] if not name.startswith("copy-start")]
 
 
 def test_a_verify_step_moves_little_beyond_its_least(compiled):
