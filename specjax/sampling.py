@@ -107,7 +107,7 @@ def law(logits: jax.Array, sampling: SamplingParams, context: Context, seen: jax
     best = most_likely(logits)
     healthy = jnp.isfinite(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
     healthy &= ~jnp.isnan(logits.max(axis=-1))
-    certain = one_hot_law(jnp.where(healthy, best, 0), logits.shape[-1])
+    certain = one_hot_law(jnp.where(healthy, best, 0), logits.shape[-1]).astype(logits.dtype)
     sampled = (sampling.temperature > 0)[:, None] & healthy
 
     def sample(x: jax.Array) -> jax.Array:
