@@ -34,9 +34,9 @@ def test_the_docs_name_no_others():
     assert set(documented()) == {mutation.name for mutation in MUTATIONS}
 
 
-@pytest.mark.parametrize("check", PROBES)
+@pytest.mark.parametrize("check", sorted(PROBES.keys() - {"tokens", "rows"}))
 def test_probes_find_nothing_in_what_ships(check):
-    """Or they would catch every mutation."""
+    """Or they would catch every mutation. Those of texts are what test_equality.py runs, on two of its subjects."""
     findings = list(PROBES[check]())
     assert findings
     assert all(finding.passed for finding in findings)
