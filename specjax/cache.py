@@ -9,7 +9,6 @@ from jax import lax
 
 from specjax.types import KVCache
 
-
 TILE = 16
 """Buffers have a multiple of so many slots: what a TPU lays out together of 16-bit numbers. If the last tile were not
 full, it would rather have rows next to each other in tiles, and copy every buffer to that layout and back in each

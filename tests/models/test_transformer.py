@@ -16,7 +16,7 @@ from specjax.models.params import join_projections
 from specjax.models.rope import rotations, static_frequencies
 from specjax.models.transformer import Transformer
 
-CAPACITY = 24
+CAPACITY = 32
 TEXTS = np.random.default_rng(0).integers(0, 61, (3, 20))
 LENGTHS = (20, 13, 1)
 EXTENDED = {"factor": 4.0, "original_max_positions": 8}
@@ -125,13 +125,13 @@ def test_writes_past_the_capacity_are_dropped():
     """Not clamped onto the last slot or moved onto older ones: only the two tokens that fit are written."""
     model, params, _ = loaded("plain")
     _, cache = read(model, params, TEXTS, [(5, 5, 5, 5)] * 3, width=5)
-    beyond = np.tile(np.arange(22, 27), (3, 1))
+    beyond = np.tile(np.arange(CAPACITY - 2, CAPACITY + 3), (3, 1))
     full, right = (
         jitted(model)(params, TEXTS[:, :5], positions, cache)[1]
         for positions in (beyond, np.where(beyond < CAPACITY, beyond, -1))
     )
     jax.tree.map(np.testing.assert_array_equal, full, right)
-    assert (np.abs(full.keys[0][:, :, 22:]).max(axis=(1, 3)) > 0).all()
+    assert (np.abs(full.keys[0][:, :, -2:]).max(axis=(1, 3)) > 0).all()
 
 
 def test_apply_leaves_the_length_to_the_caller():

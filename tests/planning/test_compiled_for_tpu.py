@@ -98,7 +98,7 @@ def test_no_buffer_of_the_cache_is_laid_out_anew(compiled):
 
 
 def test_a_plain_step_copies_no_cache_either():
-    """Of 4,097 slots, in more layers than fit on the chip: whole tiles, or the loops disagree on how to lay them out."""
+    """Of 4,097 slots, in more layers than fit on the chip: whole tiles, or two loops lay them out unlike each other."""
     small = dataclasses.replace(TARGET, hidden_size=256, intermediate_size=256, vocab_size=2048, num_layers=8)
     config = without_speculation(dataclasses.replace(REQUEST, target=small).decoder())
     lowered = programs("shard_map", config=config, prompt_width=3996)
