@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from checkpoint_writers import tiny
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="the baseline needs torch (extra bench)")
+pytest.importorskip("transformers", reason="the baseline needs transformers (extra bench)")
 
 
 @dataclasses.dataclass
