@@ -87,7 +87,7 @@ def begin_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
             f"expected {path} beside the completed rows, got none: without it nothing says what they were made with. "
             "Put it back, or choose another --output-dir"
         )
-    write_whole(path, [_text(manifest)], replace=False)  # another process may have begun at the same time
+    write_whole(path, _text(manifest), replace=False)  # another process may have begun at the same time
 
 
 def check_manifest(directory: Path, manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -124,7 +124,7 @@ def finish_manifest(directory: Path, begun: Mapping[str, Any], level: str, start
       level: the `lossless_level` of all rows, to which some may have been added.
       starts: process, number and environment of each start that completed any row.
     """
-    write_whole(directory / NAME, [_text({**begun, "lossless_level": level, "starts": starts})])
+    write_whole(directory / NAME, _text({**begun, "lossless_level": level, "starts": starts}))
 
 
 def check_processes(settings: Settings) -> None:

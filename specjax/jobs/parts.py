@@ -146,24 +146,30 @@ def read_at(places: Iterable[Place]) -> Iterator[dict[str, Any]]:
             yield json.loads(files[place.path].readline())
 
 
-def write_whole(path: Path, lines: Iterable[bytes], *, replace: bool = True) -> None:
-    """Writes a file that is there either as a whole or not at all.
+@contextlib.contextmanager
+def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that is there, once the block has ended, either as a whole or not at all.
 
     Args:
       path: the file.
-      lines: what it is to hold.
       replace: what is there already makes room; otherwise it stays, whoever wrote it and when.
     """
     scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # hosts may share process ids
     try:
         with _told(path), scratch.open("wb") as file:
-            file.writelines(lines)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         (os.replace if replace else _place)(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def write_whole(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Writes a `whole_file`."""
+    with whole_file(path, replace=replace) as file:
+        file.write(data)
 
 
 def _place(scratch: Path, path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from specjax.jobs.batching import SlotBatch
 from specjax.jobs.completion import Completion
 from specjax.jobs.manifest import NAME
-from specjax.jobs.parts import Place, json_line, read_at, sync_directory, write_whole
+from specjax.jobs.parts import Place, json_line, read_at, sync_directory, whole_file, write_whole
 from specjax.jobs.runtime import peak_memory
 from specjax.report.metrics import count_metrics, no_stats, predicted_speedup, ratio, throughput_metrics
 from specjax.types import DecodeStats
@@ -85,16 +85,16 @@ def write_results(
         for abandoned in directory.glob(f".{name}-*"):  # by a crash in the middle of what follows
             abandoned.unlink()
     if errors:
-        write_whole(directory / ERRORS, map(json_line, errors))
+        write_whole(directory / ERRORS, b"".join(map(json_line, errors)))
     else:
         (directory / ERRORS).unlink(missing_ok=True)
     totals = _Totals()
-    for record in read_at(places):
-        totals.add(record)
-    summary = totals.metrics() | {"num_errors": len(errors)}
-    write_whole(directory / SUMMARY, [json.dumps(summary, indent=2).encode() + b"\n"])
-    lines = (json_line(completion_record(record, paced=paced)) for record in read_at(places))
-    write_whole(directory / COMPLETIONS, lines)
+    with whole_file(directory / COMPLETIONS) as file:
+        for record in read_at(places):
+            totals.add(record)
+            file.write(json_line(completion_record(record, paced=paced)))
+        summary = totals.metrics() | {"num_errors": len(errors)}
+        write_whole(directory / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
     return summary
 
 

@@ -155,8 +155,10 @@ class Counter:
             return self._touched(inside, user.name)
         if user.opcode == "fusion":
             nested = self.program.computations[user.called[0]]
-            places = [place for place, operand in enumerate(user.operands) if operand == name]
-            return sum(self._touched(nested, nested.parameters[place].name) for place in places)
+            mine = [nested.parameters[place].name for place, one in enumerate(user.operands) if one == name]
+            passed = {_seen_through(nested, nested.instructions[root]).name for root in _roots(nested, nested.root)}
+            beyond = self._touched(inside, user.name) if passed & {*mine} else 0  # the fusion is but a view
+            return sum(self._touched(nested, one) for one in mine) + beyond
         return None
 
     def _result(self, inside: Computation, name: str, made: Buffer) -> float:

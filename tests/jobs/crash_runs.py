@@ -12,8 +12,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import generate
 import jax
@@ -97,17 +98,15 @@ def write_in_pieces(chance: random.Random) -> None:
 
 def die_at_the_end() -> None:
     """`completions.jsonl` is begun, and the job dies."""
-    write_whole = results.write_whole
+    record_of, lines = results.completion_record, []
 
-    def write_or_die(path: Path, lines: Iterable[bytes]) -> None:
-        write_whole(path, first_line_and_death(lines) if path.name == results.COMPLETIONS else lines)
+    def record_or_die(record: Mapping[str, Any], **options: bool) -> dict[str, Any]:
+        lines.append(record["id"])
+        if len(lines) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return record_of(record, **options)
 
-    results.write_whole = write_or_die
-
-
-def first_line_and_death(lines: Iterable[bytes]) -> Iterator[bytes]:
-    yield next(iter(lines))
-    os.kill(os.getpid(), signal.SIGKILL)
+    results.completion_record = record_or_die
 
 
 def written(directory: Path) -> int:

@@ -30,9 +30,9 @@ def test_of_two_manifests_at_once_one_counts(tmp_path, monkeypatch):
     """The other process is refused, as if it had come later."""
     mine, theirs = ({"format": 2, "settings": {"dtype": dtype}} for dtype in ("float32", "bfloat16"))
 
-    def write_after_them(path, lines, **options):
+    def write_after_them(path, data, **options):
         path.write_text(json.dumps(theirs))
-        write_whole(path, lines, **options)
+        write_whole(path, data, **options)
 
     monkeypatch.setattr(manifest, "write_whole", write_after_them)
     begin_manifest(tmp_path, mine)

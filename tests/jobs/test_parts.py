@@ -6,7 +6,7 @@ import json
 import pytest
 
 from specjax.jobs import parts
-from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length, write_whole
+from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_file, whole_length, write_whole
 
 RECORD = {"id": "é", "digest": "0", "process": 0, "run": 0}
 
@@ -72,30 +72,32 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    def lines():
-        yield b"new\n"
-        assert path.read_bytes() == b"old"
-        raise OSError(errno.ENOSPC, "disk full")
+    def write():
+        with whole_file(path) as file:
+            file.write(b"new\n")
+            file.flush()
+            assert path.read_bytes() == b"old"
+            raise OSError(errno.ENOSPC, "disk full")
 
     with pytest.raises(OSError, match=r"disk full \(what was completed before is kept: .*file"):
-        write_whole(path, lines())
+        write()
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
-    write_whole(path, [b"new\n"])
+    write_whole(path, b"new\n")
     assert path.read_bytes() == b"new\n"
 
 
 def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
     path = tmp_path / "file"
     for content in (b"first", b"second"):
-        write_whole(path, [content], replace=False)
+        write_whole(path, content, replace=False)
         assert path.read_bytes() == b"first"
 
     def no_links(*_):
         raise PermissionError
 
     monkeypatch.setattr(parts.os, "link", no_links)
-    write_whole(tmp_path / "other", [b"first"], replace=False)
+    write_whole(tmp_path / "other", b"first", replace=False)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"first", "other": b"first"}
 
 

@@ -46,7 +46,9 @@ def main():
     options = ["--model", model, "--drafter", "ngram", "--no-compilation-cache"]
     options += ["--verifier", "exact_match", "--temperature", "0.8", "--num-speculative-tokens", "3"]
     options += ["--prompts", prompts, "--output", output, "--compare", "--max-new-tokens", "12", "--batch-size", "2"]
-    if together is not None:
+    if together is None:
+        options += ["--pace", "always"]
+    else:  # the pace is measured, which both must agree on
         address, process = together
         options += ["--mesh", "data=2,model=2", "--coordinator-address", address]
         options += ["--num-processes", "2", "--process-id", str(process)]

@@ -29,6 +29,18 @@ FUSIONS = """
   ROOT %both = (f32[10], f32[100,10]) tuple(%inner, %copied)
 }
 
+%view_only (seen: f32[100,10]) -> f32[1000] {
+  %seen = f32[100,10] parameter(0)
+  ROOT %flat = f32[1000] bitcast(%seen)
+}
+
+%through_a_view (whole: f32[100,10], add: f32[5]) -> f32[1000] {
+  %whole = f32[100,10] parameter(0)
+  %add = f32[5] parameter(1)
+  %line = f32[1000] fusion(%whole), kind=kLoop, calls=%view_only
+  ROOT %sum = f32[1000] add(%line, %add)
+}
+
 %small (a: f32[5]) -> f32[5] {
   %a = f32[5] parameter(0)
   ROOT %negated = f32[5] negate(%a)
@@ -84,6 +96,7 @@ def moved(line, count=Count.CHEAPEST, known=None):
         ("f32[10] fusion(%on_chip, %i), kind=kLoop, calls=%look_up", 4 + 40),
         ("f32[100,10] fusion(%x, %y, %i), kind=kLoop, calls=%write", 40 + 4 + 40),
         ("(f32[10], f32[100,10]) fusion(%x, %i), kind=kLoop, calls=%outer", 4000 + 4 + 40 + 4000),
+        ("f32[1000] fusion(%x, %z), kind=kLoop, calls=%through_a_view", 4000 + 20 + 4000),
         ("(f32[100,10]{1,0:S(1)}, f32[100,10], u32[]) copy-start(%x)", 4000),
         ("(f32[100,10], f32[100,10]{1,0:S(1)}, u32[]) copy-start(%on_chip)", 4000),
         ("f32[100,10] copy-done(%x)", 0),
