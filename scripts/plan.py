@@ -8,6 +8,7 @@ import jax
 from rich.console import Console
 
 from specjax.benchmark.files import check_pictures
+from specjax.io.files import write_whole
 from specjax.jobs.runtime import fail
 from specjax.planning.options import parse_request
 from specjax.planning.plan import make_plan
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         plan: dict[str, Any] = {}
         for plan in make_plan(request, console.print):
             if output is not None:
-                output.write_text(json.dumps(plan, indent=1) + "\n")
+                write_whole(output, json.dumps(plan, indent=1).encode() + b"\n")
         for table in plan_tables(plan):
             Console().print(table)
         print(plan["note"])
@@ -35,9 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
             from specjax.report.charts import render
             from specjax.report.plan_chart import plan_chart
 
-            plot.write_bytes(render(plan_chart(plan), "light", "png"))
+            write_whole(plot, render(plan_chart(plan), "light", "png"))
     except (ValueError, OSError) as error:
         return fail(error, 1)
+    except KeyboardInterrupt:
+        print("\ninterrupted: batch sizes that were done are in --output", file=sys.stderr)
+        return 130
     return 0
 
 

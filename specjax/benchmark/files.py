@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.io.files import write_whole
+
 
 def check_pictures() -> None:
     """Refuses to begin a measurement that could not be drawn.
@@ -43,14 +45,9 @@ def write_report(summary: Mapping[str, Any], directory: str | Path) -> list[Path
 
     root = make_directory(directory)
     text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    return [
-        _replace(root / "summary.json", text.encode()),
-        _replace(root / "report.html", page(summary).encode()),
-        *(_replace(root / f"{chart.name}.png", render(chart, "light", "png")) for chart in charts(summary)),
-    ]
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    return partial.replace(path)
+    write_whole(root / "summary.json", text.encode())
+    write_whole(root / "report.html", page(summary).encode())
+    pictures = charts(summary)
+    for chart in pictures:
+        write_whole(root / f"{chart.name}.png", render(chart, "light", "png"))
+    return [root / name for name in ("summary.json", "report.html", *(f"{chart.name}.png" for chart in pictures))]

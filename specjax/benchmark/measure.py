@@ -101,7 +101,12 @@ def by_turns(systems: Mapping[str, Callable[[], Run]], repeats: int, seconds: Ca
 
     Returns:
       Of each system the run of median time (of an even number the slower one of the two in the middle).
+
+    Raises:
+      ValueError: no repeats.
     """
+    if repeats < 1:
+        raise ValueError(f"expected repeats of 1 or more, got {repeats}")
     rounds = [{name: run() for name, run in systems.items()} for _ in range(repeats)]
     return {name: sorted((found[name] for found in rounds), key=seconds)[repeats // 2] for name in systems}
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from specjax.pace import GRADES
 from specjax.types import Context, Draft, ModelOutput, Params, SamplingParams
 
-_BALLOTS = 16
-"""Counts kept for each column of the text, or up to twice as many. Token ids that are equal modulo their number share a
-count, which only ever decides between equal matches."""
+_BALLOTS = 1 << 12
+"""Counts kept for a row. Token ids that are equal modulo their number share a count, which only ever decides between
+equal matches. It hangs on nothing else: were it the buffer's width, a longer neighbour would change a row's drafts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,8 @@ class NGramDrafter:
             matched += running
         rank = jnp.minimum(matched, self.prompt_lookup_max)
         best = (rank == rank.max()) & (matched > 0)
-        num_ballots = _BALLOTS << (len(tokens) - 1).bit_length()
-        ballots = tokens % num_ballots
-        votes = jnp.zeros(num_ballots, jnp.int32).at[ballots].add(best)[ballots]
+        ballots = tokens % _BALLOTS
+        votes = jnp.zeros(_BALLOTS, jnp.int32).at[ballots].add(best)[ballots]
         reach = jnp.where(best & (votes == jnp.where(best, votes, 0).max()), matched, 0)
         start = jnp.where(best & (reach == reach.max()), follow, 0).max()
         period = jnp.maximum(length - start, 1)

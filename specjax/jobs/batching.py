@@ -90,6 +90,7 @@ class SlotBatch:
           Exception: what `requests` raises, once all that was done before has been yielded.
         """
         waiting, finished = itertools.takewhile(lambda _: not stop(), requests), []
+        self._given_at = self._clock()  # the time since an earlier call is nobody's
         try:
             while self._fill(waiting) and not stop():
                 self._advance()
@@ -153,8 +154,8 @@ class SlotBatch:
         slots = decoder.driver.empty_slots(row, len(self._texts), config=decoder.config)
         middle = _columns(slots) // 2
         costs = measure_costs(decoder, slots.state, slots.sampling, self._clock)
-        plain, *_, widest = (costs @ np.array([1, middle])).tolist()
-        self._pace, self.step_times_s = self._pace_of(costs), (plain, widest)
+        seconds = (costs @ np.array([1, middle])).tolist()
+        self._pace, self.step_times_s = self._pace_of(costs), (seconds[0], seconds[-1])
 
     def _pace_of(self, costs: np.ndarray) -> Pace | None:
         """What rows begin with: a pace with these costs, unless all of them speculate always."""

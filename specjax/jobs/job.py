@@ -59,7 +59,7 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
       KeyboardInterrupt: SIGINT, when a signal had come before; what was completed is kept.
     """
     job, directory = settings.job, Path(str(settings.job.output_dir))
-    with caught_signals() as signals:
+    with caught_signals() as signals, contextlib.ExitStack() as held:
         inventory = take_inventory(settings)
         for fault in inventory.faults:
             _warn_of(fault, console)
@@ -74,35 +74,35 @@ def run_job(settings: Settings, console: Console, *, clock: Callable[[], float] 
             for difference in differences:
                 _warn(console, f"warning: {difference}: tokens may differ by rounding")
             run = _Run(console, signals, clock, datetime.datetime.fromisoformat(begun["began_at"]))
-            _complete(settings, directory, inventory, run)
+            writer = held.enter_context(PartWriter(directory, job.process_index))  # held until all is written
+            _complete(settings, writer, inventory, run)
         ledger = read_ledger(directory, inventory, job)
         if signals or (job.process_count > 1 and not job.merge):
             return Outcome(done=len(ledger.places), total=len(inventory.rows), signal=next(iter(signals), None))
         return _merge(settings, inventory, ledger, begun)
 
 
-def _complete(settings: Settings, directory: Path, inventory: Inventory, run: "_Run") -> None:
+def _complete(settings: Settings, writer: PartWriter, inventory: Inventory, run: "_Run") -> None:
     """Completes what this process has to complete, unless a signal comes."""
-    job = settings.job
-    with PartWriter(directory, job.process_index) as writer:
-        ledger = read_ledger(directory, inventory, job)
-        share = inventory.share(job)
-        faults = [Fault(line=line, error=ledger.errors[name]) for name, line in share.items() if name in ledger.errors]
-        for fault in faults:
-            _warn_of(refuse(fault, settings), run.console)
-        settled = ledger.places.keys() | ledger.errors.keys()
-        missing = {line for name, line in share.items() if name not in settled}
-        if not inventory.rows.keys() <= settled:  # of any process
-            withdraw(directory)
-        if missing and not run.signals:
-            asked, settings = settings.pace, settle_pace(settings, inventory)
-            if asked == "measured" and settings.pace != asked:
-                _warn(run.console, "warning: rows are sampled, so they always speculate, whatever --pace measured says")
-            journal = _Journal(settings, writer, ledger, run.console)
-            rows = inventory.reread(settings, missing)
-            total = len(share) - len(faults)
-            progress = JobProgress(run.console, total - len(missing), total, clock=run.clock)
-            _decode(settings, rows, journal, progress, run)
+    job, directory = settings.job, Path(str(settings.job.output_dir))
+    ledger = read_ledger(directory, inventory, job)
+    share = inventory.share(job)
+    faults = [Fault(line=line, error=ledger.errors[name]) for name, line in share.items() if name in ledger.errors]
+    for fault in faults:
+        _warn_of(refuse(fault, settings), run.console)
+    settled = ledger.places.keys() | ledger.errors.keys()
+    missing = {line for name, line in share.items() if name not in settled}
+    if not inventory.rows.keys() <= settled:  # of any process
+        withdraw(directory)
+    if missing and not run.signals:
+        asked, settings = settings.pace, settle_pace(settings, inventory)
+        if asked == "measured" and settings.pace != asked:
+            _warn(run.console, "warning: rows are sampled, so they always speculate, whatever --pace measured says")
+        journal = _Journal(settings, writer, ledger, run.console)
+        rows = inventory.reread(settings, missing)
+        total = len(share) - len(faults)
+        progress = JobProgress(run.console, total - len(missing), total, clock=run.clock)
+        _decode(settings, rows, journal, progress, run)
 
 
 def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progress: JobProgress, run: "_Run") -> None:
@@ -178,8 +178,10 @@ def _merge(settings: Settings, inventory: Inventory, ledger: Ledger, begun: Mapp
     """Joins the parts of all processes.
 
     Raises:
-      ValueError: a row that is neither complete nor recorded as an error.
+      ValueError: a row that is neither complete nor recorded as an error, or an error where such rows stop the job.
     """
+    for name, error in ledger.errors.items():
+        refuse(Fault(line=inventory.rows[name][0], error=error), settings)
     settled = ledger.places.keys() | ledger.errors.keys()
     missing = [name for name in inventory.rows if name not in settled]
     if missing:

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from specjax.io.files import read_json
+from specjax.io.files import read_json, write_whole
 from specjax.io.sources import resolve_model
-from specjax.jobs.parts import PATTERN, write_whole
+from specjax.jobs.parts import PATTERN
 from specjax.jobs.settings import DraftModel, Settings, record
 from specjax.parallel.launch import check_same
 from specjax.verify import ExactMatch

@@ -8,10 +8,11 @@ import dataclasses
 import fcntl
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from specjax.io.files import sync_directory, told
 
 PATTERN = "completions-*.jsonl"
 
@@ -63,22 +64,10 @@ class PartWriter:
           OSError: the disk is full or gone. What was written of them counts as far as its last newline.
         """
         data = b"".join(map(json_line, records))
-        with _told(self._path):
+        with told(self._path):
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
-
-
-@contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Names the file that the disk has no room for, and says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
-        raise OSError(error.errno, hint, str(path)) from error
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
@@ -100,13 +89,6 @@ def whole_length(path: Path) -> int:
     return 0
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes new names in a directory survive a crash of the machine."""
-    handle = os.open(directory, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
 def read_records(directory: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Every record of every part, in the order of writing within each.
 
@@ -117,9 +99,10 @@ def read_records(directory: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         with path.open("rb") as file:
             offset = 0
             for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    record = _parse(line, path, number)
-                    yield Place(path, offset, record["digest"]), record
+                if not line.endswith(b"\n"):
+                    break  # cut off by a crash, or being written
+                record = _parse(line, path, number)
+                yield Place(path, offset, record["digest"]), record
                 offset += len(line)
 
 
@@ -142,41 +125,7 @@ def read_at(places: Iterable[Place]) -> Iterator[dict[str, Any]]:
         for place in places:
             if place.path not in files:
                 files[place.path] = stack.enter_context(place.path.open("rb"))
-            files[place.path].seek(place.offset)
-            yield json.loads(files[place.path].readline())
-
-
-@contextlib.contextmanager
-def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that is there, once the block has ended, either as a whole or not at all.
-
-    Args:
-      path: the file.
-      replace: what is there already makes room; otherwise it stays, whoever wrote it and when.
-    """
-    scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # hosts may share process ids
-    try:
-        with _told(path), scratch.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        (os.replace if replace else _place)(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def write_whole(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Writes a `whole_file`."""
-    with whole_file(path, replace=replace) as file:
-        file.write(data)
-
-
-def _place(scratch: Path, path: Path) -> None:
-    """Gives a file its name unless that is taken. Not every mounted file system has links."""
-    try:
-        os.link(scratch, path)
-    except FileExistsError:
-        return
-    except OSError:
-        os.replace(scratch, path)
+            with told(place.path):
+                files[place.path].seek(place.offset)
+                line = files[place.path].readline()
+            yield json.loads(line)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from specjax.io.files import sync_directory, whole_file, write_whole
 from specjax.jobs.batching import SlotBatch
 from specjax.jobs.completion import Completion
 from specjax.jobs.manifest import NAME
-from specjax.jobs.parts import Place, json_line, read_at, sync_directory, whole_file, write_whole
+from specjax.jobs.parts import Place, json_line, read_at
 from specjax.jobs.runtime import peak_memory
 from specjax.report.metrics import count_metrics, no_stats, predicted_speedup, ratio, throughput_metrics
 from specjax.types import DecodeStats
@@ -99,8 +100,9 @@ def write_results(
 
 
 def withdraw(directory: Path) -> None:
-    """Takes `completions.jsonl` away for as long as rows are missing in it, so that nobody takes the job for done."""
-    (directory / COMPLETIONS).unlink(missing_ok=True)
+    """Takes away what says that the job is done, for as long as rows are missing."""
+    for name in (COMPLETIONS, SUMMARY):
+        (directory / name).unlink(missing_ok=True)
     sync_directory(directory)
 
 
@@ -145,7 +147,10 @@ class _Totals:
         }
 
     def _measured(self, seconds: float, acceptance_length: float | None) -> dict[str, float | None]:
-        """What starts have measured: sums, means of step times, most memory; and the speed-up that steps would give."""
+        """What starts have measured: sums, means of step times, most memory; and the speed-up that steps would give.
+
+        It takes rows to draft in the same steps, as a pace lets them. Where one drafts alone, all pay for its window.
+        """
         found = {
             name: [times[name] for times in self._starts.values() if times[name] is not None] for name in _MEASURED
         }

@@ -121,7 +121,7 @@ def _unwrap(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     url = row.get("url")
     if url is not None and not any(url == known and name in body for known, name in _URLS.items()):
         wanted = " or ".join(f"{known} with {name!r} in its body" for known, name in _URLS.items())
-        raise ValueError(f"expected a 'url' of {wanted}, got {url!r} with {', '.join(body) or 'nothing'}")
+        raise ValueError(f"expected a 'url' of {wanted}, got {url!r} with {', '.join(map(repr, body)) or 'nothing'}")
     body = {name: value for name, value in body.items() if value is not None}
     for name, neutral in _NEUTRAL.items():
         if body.get(name, neutral) != neutral:

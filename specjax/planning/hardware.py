@@ -32,13 +32,13 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(hbm_bytes=15.25 * 2**30, hbm_bandwidth=1.2e12, flops=275e12, link_bandwidth=9e10),
+    "v4": Chip(hbm_bytes=15.25 * 2**30, hbm_bandwidth=0.6e12, flops=137.5e12, link_bandwidth=9e10),
     "v5e": Chip(hbm_bytes=15.75 * 2**30, hbm_bandwidth=0.819e12, flops=197e12, link_bandwidth=9e10),
     "v5p": Chip(hbm_bytes=95.73 * 2**30, hbm_bandwidth=2.765e12, flops=459e12, link_bandwidth=1.8e11),
     "v6e": Chip(hbm_bytes=31.24 * 2**30, hbm_bandwidth=1.638e12, flops=918e12, link_bandwidth=1.8e11),
 }
-"""Memory: refusals of libtpu 0.0.52 (on v4 of one core, as it describes them). Bandwidth and peak: the Cloud TPU
-documentation. Links: jax-ml.github.io/scaling-book, chapter 2."""
+"""Memory: refusals of libtpu 0.0.52. Bandwidth and peak: the Cloud TPU documentation. All of v4 is of one core, half a
+chip, since libtpu describes those as devices. Links: jax-ml.github.io/scaling-book, chapter 2."""
 _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",

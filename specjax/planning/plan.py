@@ -129,7 +129,7 @@ def make_plan(request: Request, say: Say) -> Iterator[dict[str, Any]]:
     }
     for batch in request.batch_sizes:
         with jax.default_matmul_precision(matmul_precision(request.dtype)):
-            plan["batches"].append(_plan_batch(request, batch, mesh, say))
+            plan = plan | {"batches": [*plan["batches"], _plan_batch(request, batch, mesh, say)]}
         yield plan
 
 

@@ -24,6 +24,7 @@ class GTest:
     """A likelihood-ratio test."""
 
     statistic: float
+    """2 sum(seen log(seen / expected)), divided by what small cells add to it on average (`_inflation`)."""
     degrees: int
     """Of freedom: pooled cells less one."""
     p_value: float | None
@@ -96,7 +97,21 @@ def _likelihood_ratio(counts: np.ndarray, expected: np.ndarray) -> GTest:
     counts, expected = _pool(counts, expected)
     seen, degrees = counts > 0, counts.shape[1] - 1
     statistic = max(float(2 * np.sum(counts[seen] * np.log(counts[seen] / expected[seen]))), 0.0)
-    return GTest(statistic=statistic, degrees=degrees, p_value=float(chi2.sf(statistic, degrees)) if degrees else None)
+    if not degrees:
+        return GTest(statistic=statistic, degrees=0, p_value=None)
+    statistic /= _inflation(expected, degrees)
+    return GTest(statistic=statistic, degrees=degrees, p_value=float(chi2.sf(statistic, degrees)))
+
+
+def _inflation(expected: np.ndarray, degrees: int) -> float:
+    """Mean of the statistic over its degrees (Williams 1976, Biometrika 63:33).
+
+    Thousands of cells that expect 10 each add as much as a bias would: .8 % of 4,900 is .4 standard deviations.
+    """
+    total = expected.sum()
+    of_samples = (total / expected.sum(axis=1)).sum() - 1 if len(expected) > 1 else 1.0
+    of_cells = (total / expected.sum(axis=0)).sum() - 1
+    return 1 + float(of_samples * of_cells / (6 * total * degrees))
 
 
 def _pool(counts: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

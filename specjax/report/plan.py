@@ -80,14 +80,15 @@ def _gains(plan: Mapping[str, Any]) -> Table:
         table.add_row(str(batch["batch_size"]), *times, *gains)
     if not fitting:
         return table
-    last = fitting[-1]["modelled"]
+    largest = max(fitting, key=lambda batch: batch["batch_size"])
+    last = largest["modelled"]
     searched, ends = last["searched_rows_per_device"], last["break_even_rows_per_device"].values()
     shown = (f"> {searched:,}" if rows is None else show(rows) for rows in ends)
     table.add_row("stops paying at", "rows a", "device", *shown)
-    most = fitting[-1]["estimated_most_rows_per_device"]
+    most = largest["estimated_most_rows_per_device"]
     estimate = "no rows are estimated to fit" if most is None else f"{most:,} rows a device are estimated to fit"
     table.caption = (
-        f"{estimate}; looked for up to {searched:,}, with what batch {fitting[-1]['batch_size']} took over the least"
+        f"{estimate}; looked for up to {searched:,}, with what batch {largest['batch_size']} took over the least"
     )
     return table
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from specjax.io.files import write_whole
 from specjax.testing.kit import ROWS, run_mutations, sections
 from specjax.testing.report import finding_table, mutation_table, record
 
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = {"rows": chosen.rows, "seed": chosen.seed, "seconds": time.perf_counter() - start}
         report = record(findings, caught, finished=finished, **options)
         if chosen.output is not None:
-            chosen.output.write_text(json.dumps(report, indent=2) + "\n")
+            write_whole(chosen.output, json.dumps(report, indent=2).encode() + b"\n")
         return report
 
     try:

@@ -376,7 +376,7 @@ def check_distribution(rows: int, key: jax.Array, sizes: Sequence[int] = (8, 64)
     """
     for size in sizes:
         keys, source = jax.random.split(jax.random.fold_in(key, size), 5), table_source(size)
-        whole = range(len(source.shape) - 1, WINDOW + 1)  # their bonus tokens are among those that are tested
+        whole = range(len(source.shape) - 1, WINDOW + 1)  # all have bonus tokens to test but K = 3 at V = 64
         main = sampled_draft(source, kinds=["T = 1"], limits=whole)
         generate = generator(main.config)
         yield from check_experiment(main, math.ceil(rows * SHARES[f"main, V = {size}"]), keys[0], generate)

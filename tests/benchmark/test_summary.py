@@ -1,5 +1,6 @@
 import dataclasses
 import datetime
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,9 @@ def test_surroundings():
     assert known["num_cpus"] >= 1
     assert known["backend"] == "cpu"
     assert known["prng"] == "threefry2x32"
-    assert known["specjax"] != ""
-    assert known["cpu"]
+    assert known["specjax"] == importlib.metadata.version("specjax")
     assert abs(datetime.datetime.fromisoformat(known["date"]) - datetime.datetime.now(datetime.UTC)).days == 0
-    assert bool(known["commit"]) == (Path(__file__).parents[2] / ".git").exists()
-    assert not any("/" in str(value) for value in known.values())
+    assert not any(str(Path.home()) in str(value) for value in known.values())
     memory = peak_memory()
     assert 2**24 < memory["peak_host_bytes"] < 2**40
     assert memory["peak_device_bytes"] is None

@@ -62,11 +62,18 @@ def test_evidence_is_how_far_the_match_reaches():
         assert draft(drafter, rows, 16).evidence.tolist() == [0, 1, GRADES - 1, 0]
 
 
-def test_counts_take_memory_by_the_text_not_by_the_vocabulary():
+def test_counts_take_little_memory():
     drafter, rows, width = NGramDrafter(num_tokens=4), 256, 64
     run = jax.jit(lambda tokens: draft_of(drafter, tokens, jnp.full(rows, width)))
     memory = run.lower(jax.ShapeDtypeStruct((rows, width), jnp.int32)).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 400 * rows * width  # 16 counts of 4 bytes, scattered from one buffer to another
+    assert memory.temp_size_in_bytes < 40_000 * rows  # 4,096 counts of 4 bytes, scattered from one buffer to another
+
+
+def test_drafts_do_not_hang_on_the_width_of_the_buffer():
+    """It is that of the longest neighbour. Ids of this text share counts in tables of up to 1,024 of them."""
+    rows = [[100, 5, 100, 1029, 100, 7, 100]]
+    for width in (16, 64, 65, 128, 512, 5000):
+        assert draft(NGramDrafter(num_tokens=1), rows, width).tokens.tolist() == [[7]]
 
 
 def test_large_ids_are_counted_apart():

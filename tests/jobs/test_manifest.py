@@ -5,9 +5,9 @@ import json
 import jax
 import pytest
 
+from specjax.io.files import write_whole
 from specjax.jobs import manifest
 from specjax.jobs.manifest import begin_manifest, build_manifest, check_manifest, digest_files
-from specjax.jobs.parts import write_whole
 from specjax.jobs.settings import DraftModel, Settings
 from specjax.verify import ExactMatch
 

@@ -2,11 +2,16 @@
 
 import errno
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 
+from specjax.io import files
+from specjax.io.files import check_writable, whole_file, write_whole
 from specjax.jobs import parts
-from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_file, whole_length, write_whole
+from specjax.jobs.parts import PartWriter, json_line, read_at, read_records, whole_length
 
 RECORD = {"id": "é", "digest": "0", "process": 0, "run": 0}
 
@@ -87,6 +92,34 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert path.read_bytes() == b"new\n"
 
 
+def test_a_link_and_a_device_are_written_to_as_they_are(tmp_path):
+    (link := tmp_path / "link").symlink_to(tmp_path / "far")
+    write_whole(link, b"text")
+    write_whole(Path(os.devnull), b"text")
+    assert link.is_symlink()
+    assert (tmp_path / "far").read_bytes() == b"text"
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    check_writable(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+    for path in (tmp_path, tmp_path / "none" / "new"):
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            check_writable(path)
+
+
+def test_a_line_that_is_being_written_is_no_line_yet(tmp_path):
+    """Half of an append is there when the end of the file is reached, the rest when it is looked at again."""
+    path = tmp_path / "completions-00000.jsonl"
+    line = json_line(RECORD)
+    path.write_bytes(line + line[:5])
+    records = read_records(tmp_path)
+    assert next(records)[0].offset == 0
+    with path.open("ab") as file:
+        file.write(line[5:])
+    assert [place.offset for place, _ in records] in ([], [len(line)])
+
+
 def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
     path = tmp_path / "file"
     for content in (b"first", b"second"):
@@ -96,7 +129,7 @@ def test_a_file_that_is_there_stays_where_asked(tmp_path, monkeypatch):
     def no_links(*_):
         raise PermissionError
 
-    monkeypatch.setattr(parts.os, "link", no_links)
+    monkeypatch.setattr(files.os, "link", no_links)
     write_whole(tmp_path / "other", b"first", replace=False)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"first", "other": b"first"}
 

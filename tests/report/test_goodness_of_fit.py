@@ -19,7 +19,7 @@ from specjax.report.goodness_of_fit import (
 
 
 def test_g_test_by_hand():
-    statistic = 2 * (60 * math.log(1.2) + 40 * math.log(0.8))
+    statistic = 2 * (60 * math.log(1.2) + 40 * math.log(0.8)) / (1 + (2 + 2 - 1) / 600)
     assert g_test([60, 40], [0.5, 0.5]) == pytest.approx(math.erfc(math.sqrt(statistic / 2)))
     assert g_test([[50], [50]], [[0.5], [0.5]]) == 1
 
@@ -61,6 +61,13 @@ def test_g_test_p_values_are_uniform_under_the_law():
     assert np.mean(p_values) == pytest.approx(0.5, abs=0.05)
 
 
+def test_g_test_p_values_of_many_small_cells_are_uniform_under_the_law():
+    """Uncorrected their mean is .30, and six times as many as should are below .01."""
+    probs = np.full(4000, 1 / 4000)
+    draws = [np.random.default_rng(seed).multinomial(45_000, probs) for seed in range(600)]
+    assert np.mean([g_test(counts, probs) for counts in draws]) == pytest.approx(0.5, abs=0.05)
+
+
 # ---- Samples against laws and against each other ----
 
 LAW = np.array([0.5, 0.25, 0.125, 0.125])
@@ -74,12 +81,13 @@ def test_two_samples_of_two_cells():
     first, second = np.repeat([0, 1], [30, 70]), np.repeat([0, 1], [50, 50])
     test = two_sample_test(first[:, None], second[:, None])
     statistic = 2 * (30 * math.log(30 / 40) + 70 * math.log(70 / 60) + 50 * math.log(50 / 40) + 50 * math.log(50 / 60))
-    assert test.statistic == pytest.approx(statistic)
-    assert test.degrees == 1
-    table = [[30, 70], [50, 50]]
-    assert test.p_value == pytest.approx(
-        stats.chi2_contingency(table, correction=False, lambda_="log-likelihood").pvalue, rel=1e-9
+    assert statistic == pytest.approx(
+        stats.chi2_contingency([[30, 70], [50, 50]], correction=False, lambda_="log-likelihood").statistic
     )
+    inflation = 1 + (200 / 100 + 200 / 100 - 1) * (200 / 80 + 200 / 120 - 1) / (6 * 200)
+    assert test.statistic == pytest.approx(statistic / inflation)
+    assert test.degrees == 1
+    assert test.p_value == pytest.approx(stats.chi2.sf(statistic / inflation, 1), rel=1e-9)
     assert test.passed
 
 
@@ -92,8 +100,9 @@ def test_sample_against_its_law():
     tokens = draw(LAW, 3000, seed=0)
     test = law_test(tokens, np.append(LAW, 0))
     assert test.degrees == 3
-    wanted = stats.power_divergence(np.bincount(tokens), 3000 * LAW, lambda_="log-likelihood")
-    assert (test.statistic, test.p_value) == pytest.approx((wanted.statistic, wanted.pvalue), rel=1e-9)
+    wanted = stats.power_divergence(np.bincount(tokens), 3000 * LAW, lambda_="log-likelihood").statistic
+    wanted /= 1 + ((1 / LAW).sum() - 1) / (6 * 3000 * 3)
+    assert (test.statistic, test.p_value) == pytest.approx((wanted, stats.chi2.sf(wanted, 3)), rel=1e-9)
 
 
 @pytest.mark.parametrize("token", [4, -1])

@@ -180,8 +180,8 @@ def test_a_run_without_rows_or_drafts_is_no_pass(source):
     assert [(finding.check, finding.passed) for finding in findings] == [("distribution", True), ("drafted", False)]
 
 
-def test_bonus_tokens_of_every_vocabulary_are_tested(source):
-    """A window of K has its bonus token at index K."""
+def test_bonus_tokens_are_tested(source):
+    """A draft of K tokens has its bonus token at index K: of whole windows at V = 8, of K = 2 at V = 64."""
     assert source.shape == (8,) * (WINDOW + 1)
     assert table_source(64).shape == (64,) * 3
 
