@@ -15,7 +15,7 @@ EXAMPLE, CHECKPOINT, DRAFTER = re.findall(r"```python\n(.*?)```", README.read_te
 
 
 @pytest.fixture(scope="module")
-def example():
+def example(quickly):
     """It sets a precision for all of JAX, which the tests after it must not keep."""
     names, before = {}, jax.config.values["jax_default_matmul_precision"]
     exec(EXAMPLE, names)

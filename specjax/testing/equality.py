@@ -5,6 +5,7 @@ limits, stop ids and transforms of all kinds.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -94,6 +95,11 @@ class Subject:
         shared = [name for name, rule in self.rules.items() if isinstance(rule, ExactMatch)]
         return greedy | np.isin(self.row_rules, shared)
 
+    @functools.cached_property
+    def whole(self) -> Output:
+        """What the decoder makes of the rows, undisturbed."""
+        return self.decoder.run(self.batch)
+
     @property
     def limits(self) -> np.ndarray:
         """`[B]`, the K of each row."""
@@ -104,9 +110,12 @@ class Decoder:
     """The compiled programs of a config."""
 
     def __init__(self, config: DecodeConfig, max_new_tokens: int = NEW):
+        level = int(isinstance(config.target, Transformer))  # whose steps take longer than compiling well
         self.max_new_tokens = max_new_tokens
-        self.prefill = compiled(lambda *data: decode.prefill(*data, config=config, max_new_tokens=max_new_tokens))
-        self.steps = compiled(lambda *data: decode.decode_steps(*data, config=config))
+        self.prefill = compiled(
+            lambda *data: decode.prefill(*data, config=config, max_new_tokens=max_new_tokens), level=level
+        )
+        self.steps = compiled(lambda *data: decode.decode_steps(*data, config=config), level=level)
 
     def begin(self, batch: Batch) -> DecodeState:
         """The state before the first step."""
@@ -244,8 +253,7 @@ def _early_exit(target: tuple[Any, Any]) -> Subject:
 
 def check_tokens(chosen: Subject) -> Iterator[Finding]:
     """The text of `ExactMatch`, and of any rule at temperature 0, is that of `autoregressive` under the same keys."""
-    found = chosen.decoder.run(chosen.batch)
-    wrong = differing(found, chosen.plain)
+    wrong = differing(chosen.whole, chosen.plain)
     for rule in chosen.rules:
         rows = chosen.equal_rows & (chosen.row_rules == rule)
         if rows.any():
@@ -254,7 +262,7 @@ def check_tokens(chosen: Subject) -> Iterator[Finding]:
 
 def check_steps(chosen: Subject) -> Iterator[Finding]:
     """Right drafts emit K + 1 tokens a step (tau = K + 1), wrong ones a single token (tau = 1)."""
-    found = chosen.decoder.run(chosen.batch)
+    found = chosen.whole
     emitted, steps, limits = found.length, found.stats.steps, chosen.limits
     right = {"oracle": -(-emitted // (limits + 1)), "contrary": emitted}
     for name, expected in right.items():
@@ -264,7 +272,7 @@ def check_steps(chosen: Subject) -> Iterator[Finding]:
 
 def check_greedy_text(chosen: Subject) -> Iterator[Finding]:
     """Greedy texts of a `HistoryModel` are those that NumPy writes without a cache."""
-    found, batch = chosen.decoder.run(chosen.batch), chosen.batch
+    found, batch = chosen.whole, chosen.batch
     model: Any = chosen.config.target
     sampling = jax.tree.map(np.asarray, batch.sampling)
     simple = (sampling.temperature == 0) & (sampling.frequency_penalty == 0) & (sampling.repetition_penalty == 1)
@@ -282,7 +290,7 @@ def check_rows(chosen: Subject) -> Iterator[Finding]:
     """Under any rule a text does not depend on the order or number of rows, padding rows, prompt chunks or pauses."""
     decoder, batch = chosen.decoder, chosen.batch
     count, size = len(batch.length), len(chosen.rules)
-    whole = decoder.run(batch)
+    whole = chosen.whole
 
     def compare(case: str, found: Output, rows: Any = slice(None)) -> Finding:
         expected = jax.tree.map(lambda x: x[rows], whole)
@@ -317,7 +325,7 @@ def _with_pauses(decoder: Decoder, batch: Batch) -> DecodeState:
 def check_resume(chosen: Subject) -> Iterator[Finding]:
     """Any part of a text, read as a prompt, is continued by the rest of it, where noise goes by position."""
     decoder, batch = chosen.decoder, chosen.batch
-    whole = decoder.run(batch)
+    whole = chosen.whole
     cut = np.arange(len(whole.length)) * 7 % np.maximum(whole.length, 1)
     found = decoder.run(_read_on(batch, whole, cut))
     offsets = np.arange(decoder.max_new_tokens)

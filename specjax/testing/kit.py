@@ -76,8 +76,8 @@ def check_shipped_drafts(rows: int, key: jax.Array) -> Iterator[Finding]:
 
 
 def _probe_distribution() -> Iterator[Finding]:
-    chosen = sampled_draft(table_source(8))
-    return check_experiment(chosen, 200_000, jax.random.key(0), generator(chosen.config))
+    chosen = sampled_draft(table_source(8), kinds=["T = 1"])
+    return check_experiment(chosen, 100_000, jax.random.key(0), generator(chosen.config))
 
 
 def _probe_texts(check: Callable[[Subject], Iterator[Finding]]) -> Callable[[], Iterator[Finding]]:
@@ -91,7 +91,7 @@ def _probe_texts(check: Callable[[Subject], Iterator[Finding]]) -> Callable[[], 
 PROBES: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "enumeration": check_joint_laws,
     "acceptance": check_acceptance,
-    "drafts": lambda: check_shipped_drafts(5 * CHUNK, jax.random.key(0)),
+    "drafts": lambda: check_shipped_drafts(20 * CHUNK, jax.random.key(0)),
     "distribution": _probe_distribution,
     "tokens": _probe_texts(equality.check_tokens),
     "rows": _probe_texts(equality.check_rows),

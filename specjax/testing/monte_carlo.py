@@ -32,8 +32,8 @@ from specjax.testing.rows import EachRow, Limited, limited_params
 from specjax.types import Drafter, LanguageModel, Output, Params, SamplingParams, Verifier
 from specjax.verify import Block, ExactMatch, Greedy, Rejection
 
-CHUNK = 24_576
-"""Rows of a batch: a multiple of the number of rules: one, two, three or four."""
+CHUNK = 6_144
+"""Rows of a batch: a multiple of the number of rules (one, two, three or four), and few enough for a CPU's caches."""
 WINDOW = 3
 NEW = WINDOW + 1
 """Tokens of each row: the first window has room for a whole draft and its bonus token."""

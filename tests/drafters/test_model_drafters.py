@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from decoding import fast_jit, prefill
 from harness import tiny_config, tiny_params
 
 from specjax import (
@@ -21,6 +22,7 @@ from specjax import (
 CONFIG = tiny_config()
 TARGET = Transformer(CONFIG)
 K = 3
+step = fast_jit(decode.decode_step, static_argnames=("config",))
 
 
 def begin(drafter, costs):
@@ -28,7 +30,7 @@ def begin(drafter, costs):
     params = Params(target=tiny_params(0), draft=tiny_params(1))
     sampling = sampling_params(2, max_tokens=8)
     prompt, length = jnp.array([[1, 2, 3, 4], [5, 6, 0, 0]]), jnp.array([4, 2])
-    state = decode.prefill(
+    state = prefill(
         params, jax.random.key(0), prompt, length, sampling, make_pace(2, costs), config=config, max_new_tokens=8
     )
     return params, state, sampling, config
@@ -38,14 +40,14 @@ def test_early_exit_refuses_the_cache_of_another_target():
     other = Transformer(dataclasses.replace(CONFIG, num_layers=1))
     params, state, sampling, config = begin(EarlyExitDrafter(target=other, exit_layer=1, num_tokens=K), [1.0, 1.0])
     with pytest.raises(ValueError, match="same target"):
-        decode.decode_step(params, state, sampling, config=config)
+        step(params, state, sampling, config=config)
 
 
 @pytest.mark.parametrize(("cost", "written"), [(1.0, K), (100.0, 1)])
 def test_nothing_is_drafted_when_no_row_can_gain(cost, written):
     """Drafting writes the draft cache as far as its window reaches; without it only the pending token is fed."""
     params, state, sampling, config = begin(ModelDrafter(model=TARGET, num_tokens=K, vocab_size=61), [1.0, cost])
-    after = decode.decode_step(params, state, sampling, config=config)
+    after = step(params, state, sampling, config=config)
     changed = (after.draft_state.keys[0] != state.draft_state.keys[0]).any(axis=(1, 3))
     assert changed.sum(axis=1).tolist() == [written, written]
     assert (after.stats.drafted > 0).tolist() == [written == K] * 2

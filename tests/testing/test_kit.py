@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.drafters.model import ModelDrafter
 from specjax.testing import __main__ as command
 from specjax.testing import check_drafter, check_verifier, report
 from specjax.testing.models import HistoryModel, TableDrafter, history_params
@@ -36,7 +35,7 @@ class Wrapped:
 
 
 def test_a_right_verifier_of_the_users_own_passes():
-    findings = list(check_verifier(Wrapped(), rows=100_000, key=KEY))
+    findings = list(check_verifier(Wrapped(), rows=30_000, key=KEY))
     assert {finding.check for finding in findings} == {"tokens", "rows", "distribution", "drafted"}
     assert [finding for finding in findings if not finding.passed] == []
     assert all(finding.seconds >= 0 and finding.case for finding in findings)
@@ -89,14 +88,6 @@ def test_a_right_drafter_of_the_users_own_passes():
     drafter = TableDrafter(num_tokens=2)
     findings = list(check_drafter(drafter, PARAMS, target=TARGET, prompts=PROMPTS, key=KEY, rows=5_000))
     assert [finding.check for finding in findings[:5]] == ["drafts", "output", "output", "output", "drafted"]
-    assert {finding.check for finding in findings} == {"drafts", "output", "drafted", "tokens", "rows"}
-    assert [finding for finding in findings if not finding.passed] == []
-
-
-def test_a_drafter_that_ships_passes():
-    drafter = ModelDrafter(model=HistoryModel(vocab_size=11), num_tokens=2, vocab_size=11)
-    params = dataclasses.replace(PARAMS, draft=history_params(5))
-    findings = list(check_drafter(drafter, params, target=TARGET, prompts=PROMPTS, key=KEY, rows=1_000))
     assert {finding.check for finding in findings} == {"drafts", "output", "drafted", "tokens", "rows"}
     assert [finding for finding in findings if not finding.passed] == []
 
