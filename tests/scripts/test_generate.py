@@ -387,6 +387,18 @@ def test_a_batch_job_from_its_command_line(script, model, tmp_path, capsys, monk
     assert re.search(r"^error: expected sampling.seed = 0, [^\n]+\n$", capsys.readouterr().err, re.MULTILINE)
 
 
+def test_a_device_without_room_is_one_line(script, capsys, monkeypatch):
+    def full(settings):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 17.2G\nLargest program allocations:\n...")
+
+    monkeypatch.setattr(script, "batch", full)
+    assert script.main(["--input", "rows.jsonl", "--output-dir", "out"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: RESOURCE_EXHAUSTED: 17.2G (")
+    assert "--max-prompt-tokens" in said
+    assert said.count("\n") == 1
+
+
 def test_an_interrupted_job_says_how_to_go_on(script, capsys, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
