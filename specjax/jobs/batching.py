@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.compiled import bucket
 from specjax.jobs.completion import Completion, RowText, batch_rows
 from specjax.jobs.decoder import Decoder, Rows, begin
 from specjax.jobs.prompts import Prompt
@@ -38,7 +39,7 @@ class Request:
 
 
 class SlotBatch:
-    """Slots of one size, which grow to the bucket of the longest prompt so far.
+    """Slots of one size, with buffers that grow to the bucket of the longest prompt so far.
 
     One program decodes them all, whatever is in them; one more per bucket of prompts reads a prompt and puts it into a
     slot. A row's tokens depend on its prompt, its id, its parameters and the decoder, never on the rest (but for those
@@ -52,9 +53,21 @@ class SlotBatch:
         decoder: Decoder,
         num_slots: int,
         *,
+        longest: int = 1,
         max_steps: int = MAX_STEPS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Empty slots.
+
+        Args:
+          decoder: what decodes.
+          num_slots: rows of a batch.
+          longest: tokens of the longest prompt that earlier slots have held. Buffers begin with its bucket, so that
+            their programs are compiled already.
+          max_steps: of a call, while no row is done.
+          clock: seconds.
+        """
+        self._longest = longest
         self._decoder, self._max_steps, self._clock = decoder, max_steps, clock
         self._texts: list[RowText | None] = [None] * num_slots
         self._stepwise = [False] * num_slots
@@ -140,6 +153,9 @@ class SlotBatch:
         """A row for each group of devices: one with the request's prompt, and elsewhere one without any."""
         decoder, num_groups = self._decoder, self._decoder.driver.num_groups
         keys, tokens, length = batch_rows(self._decoder_of(request), [request.prompt] * num_groups, num_groups)
+        if self._slots is None:
+            wider = max(0, bucket(self._longest) - tokens.shape[1])
+            tokens = jnp.asarray(np.pad(tokens, ((0, 0), (0, wider))))
         length = jnp.where(jnp.arange(num_groups) == group, length, 0)
         shared = dataclasses.replace(request.sampling, seed=0)
         return (keys, tokens, length), *_parameters(shared, decoder.eos_ids, decoder.driver)

@@ -61,6 +61,8 @@ class Ledger:
     """Process, number and environment of each start that has completed any row."""
     runs: int
     """Starts of this process that have written anything."""
+    longest: int = 1
+    """Tokens of the longest prompt among completed rows."""
 
 
 def take_inventory(settings: Settings) -> Inventory:
@@ -112,6 +114,7 @@ def read_ledger(directory: Path, inventory: Inventory, job: Job) -> Ledger:
         if "error" not in record:
             _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
+            ledger.longest = max(ledger.longest, record["num_prompt_tokens"])
         elif _stands(record, inventory, job):
             ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}

@@ -102,10 +102,17 @@ def _complete(settings: Settings, writer: PartWriter, inventory: Inventory, run:
         rows = inventory.reread(settings, missing)
         total = len(share) - len(faults)
         progress = JobProgress(run.console, total - len(missing), total, clock=run.clock)
-        _decode(settings, rows, journal, progress, run)
+        _decode(settings, rows, journal, progress, run, ledger.longest)
 
 
-def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progress: JobProgress, run: "_Run") -> None:
+def _decode(
+    settings: Settings,
+    rows: Iterator[Row],
+    journal: "_Journal",
+    progress: JobProgress,
+    run: "_Run",
+    longest: int,
+) -> None:
     decoder = build_decoder(settings, settings.parallel.build())
     tokenizer = dataclasses.replace(decoder.tokenizer, template_time=run.began_at)
     decoder = dataclasses.replace(decoder, tokenizer=tokenizer)
@@ -115,7 +122,7 @@ def _decode(settings: Settings, rows: Iterator[Row], journal: "_Journal", progre
         progress.leave_out()
 
     intake = Intake(settings, decoder, skip)
-    slots, began = SlotBatch(decoder, settings.batch_size, clock=run.clock), run.clock()
+    slots, began = SlotBatch(decoder, settings.batch_size, longest=longest, clock=run.clock), run.clock()
     with progress:
         for finished in slots.complete(intake.requests(rows), lambda: bool(run.signals)):
             elapsed = run.clock() - began - slots.compile_time_s

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from line_decoder import KNOWN, decoder_of, prompts_of
@@ -178,6 +179,17 @@ def test_measured_pace_leaves_the_tokens(monkeypatch):
     assert slots.step_times_s == (1.0, 10.0)
     assert {row.text for row in rows.values()} == {"123abcdefghi"}
     assert [int(rows[index].stats.drafted) for index in range(3)] == [0] * 3
+
+
+def test_slots_that_go_on_begin_as_wide_as_earlier_ones():
+    """So that a job which is started again needs no program that it had not, though only short prompts are left."""
+    jax.clear_caches()
+    decoder, (long, short) = sampled(), prompts_of(LONG, "ab")
+    before, _ = play(SlotBatch(decoder, 2), requests(decoder, [long, short]))
+    with compilations() as programs:
+        found, _ = play(SlotBatch(decoder, 2, longest=len(long.token_ids)), requests(decoder, [short]))
+    assert programs == []
+    assert found[short.id].token_ids == before[short.id].token_ids
 
 
 def test_the_clock_sees_the_host_and_compilation_apart():
