@@ -1,6 +1,7 @@
 """What scripts share: settings of JAX before anything runs, an output file, one line for an error, peak memory."""
 
 import contextlib
+import gc
 import os
 import resource
 import sys
@@ -26,6 +27,7 @@ def configure(dtype: str, *, cache: bool) -> None:
       dtype: of the weights.
       cache: whether to keep programs, however small: in $JAX_COMPILATION_CACHE_DIR, or else where fetched models are.
     """
+    gc.set_threshold(100_000)  # at 700, looking for cycles takes a fifth of a start with many rows
     jax.config.update("jax_default_matmul_precision", matmul_precision(dtype))
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(cache_directory() / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory if cache else None)
