@@ -379,6 +379,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.tokens_only and args.draft_model:
         parser.error("expected --tokens-only or --draft-model, got both")
+    if args.repeats < 1:
+        parser.error(f"expected --repeats of 1 or more, got {args.repeats}")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     path = resolve_model(args.model)
     checkpoint = load_checkpoint(path, dtype=getattr(jnp, args.dtype))

@@ -20,6 +20,7 @@ from typing import Any
 
 from specjax.benchmark.measure import by_turns
 from specjax.compiled import bucket
+from specjax.io.files import check_writable, write_whole
 from specjax.jobs.batching import Request, SlotBatch
 from specjax.jobs.completion import Completion, complete
 from specjax.jobs.decoder import Decoder, build_decoder
@@ -35,7 +36,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--num-prompts", type=int, default=256, help="turns to take (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each, whose median counts (default: 3)")
     own, rest = parser.parse_known_args(arguments)
+    if own.repeats < 1:
+        parser.error(f"expected --repeats of 1 or more, got {own.repeats}")
     settings = parse_options([*rest, "--prompt", "none", "--no-stream"])
+    if settings.output is not None:
+        check_writable(Path(settings.output))
     configure(settings.dtype, cache=settings.compilation_cache)
     decoder, size = build_decoder(settings, settings.parallel.build()), settings.batch_size
     shuffled = encode_prompts(decoder.tokenizer, read_turns(own.questions, own.num_prompts), raw=settings.raw_prompt)
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     report = json.dumps({**known, "slots_compile_time_s": slots.compile_time_s, **runs}, indent=2)
     print(report)
     if settings.output is not None:
-        Path(settings.output).write_text(report + "\n", encoding="utf-8")
+        write_whole(Path(settings.output), report.encode() + b"\n")
 
 
 def read_turns(path: Path, count: int) -> list[Prompt]:

@@ -40,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return fail(error, 1)
     except KeyboardInterrupt:
-        print("\ninterrupted: batch sizes that were done are in --output", file=sys.stderr)
+        kept = "nothing was kept" if output is None else f"batch sizes that were done are in {output}"
+        print(f"\ninterrupted: {kept}", file=sys.stderr)
         return 130
     return 0
 

@@ -55,8 +55,10 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "expected a file's path, got a directory's", str(path))
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
             return
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
@@ -71,12 +73,12 @@ def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
       replace: what is there already makes room; otherwise it stays, whoever wrote it and when.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        with told(path), path.open("wb") as file:
+        with named(path), path.open("wb") as file:
             yield file
         return
     scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # hosts may share process ids
     try:
-        with told(path), scratch.open("wb") as file:
+        with named(path), scratch.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -110,12 +112,11 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Names the file that a disk has failed on, and says what to do."""
+def named(path: Path, hint: str = "") -> Iterator[None]:
+    """Names the file that a disk has failed on; `hint` says what to do."""
     try:
         yield
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        hint = f"{error.strerror} (what was completed before is kept: the same command goes on from there)"
-        raise OSError(error.errno, hint, str(path)) from error
+        raise OSError(error.errno, f"{error.strerror}{hint}", str(path)) from error

@@ -62,7 +62,7 @@ class Ledger:
     runs: int
     """Starts of this process that have written anything."""
     longest: int = 1
-    """Tokens of the longest prompt among completed rows."""
+    """Tokens of the longest prompt that this process has completed."""
 
 
 def take_inventory(settings: Settings) -> Inventory:
@@ -114,7 +114,8 @@ def read_ledger(directory: Path, inventory: Inventory, job: Job) -> Ledger:
         if "error" not in record:
             _check_known(name, place, inventory)
             ledger.places.setdefault(name, place)
-            ledger.longest = max(ledger.longest, record["num_prompt_tokens"])
+            if record["process"] == job.process_index:
+                ledger.longest = max(ledger.longest, record["num_prompt_tokens"])
         elif _stands(record, inventory, job):
             ledger.errors[name] = record["error"]
     ledger.errors = {name: error for name, error in ledger.errors.items() if name not in ledger.places}

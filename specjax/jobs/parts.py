@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specjax.io.files import sync_directory, told
+from specjax.io.files import named, sync_directory
 
 PATTERN = "completions-*.jsonl"
+_KEPT = " (what was completed before is kept: the same command goes on from there)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class PartWriter:
           OSError: the disk is full or gone. What was written of them counts as far as its last newline.
         """
         data = b"".join(map(json_line, records))
-        with told(self._path):
+        with named(self._path, _KEPT):
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
@@ -125,7 +126,7 @@ def read_at(places: Iterable[Place]) -> Iterator[dict[str, Any]]:
         for place in places:
             if place.path not in files:
                 files[place.path] = stack.enter_context(place.path.open("rb"))
-            with told(place.path):
+            with named(place.path, _KEPT):
                 files[place.path].seek(place.offset)
                 line = files[place.path].readline()
             yield json.loads(line)

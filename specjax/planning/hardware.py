@@ -37,8 +37,9 @@ CHIPS = {
     "v5p": Chip(hbm_bytes=95.73 * 2**30, hbm_bandwidth=2.765e12, flops=459e12, link_bandwidth=1.8e11),
     "v6e": Chip(hbm_bytes=31.24 * 2**30, hbm_bandwidth=1.638e12, flops=918e12, link_bandwidth=1.8e11),
 }
-"""Memory: refusals of libtpu 0.0.52. Bandwidth and peak: the Cloud TPU documentation. All of v4 is of one core, half a
-chip, since libtpu describes those as devices. Links: jax-ml.github.io/scaling-book, chapter 2."""
+"""Memory: refusals of libtpu 0.0.52. Bandwidth and peak: the Cloud TPU documentation. Of v4 they are
+those of one core, half a chip, since libtpu describes cores as devices. Links, a chip's: jax-ml.github.io/scaling-book,
+chapter 2."""
 _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",

@@ -106,7 +106,7 @@ def _likelihood_ratio(counts: np.ndarray, expected: np.ndarray) -> GTest:
 def _inflation(expected: np.ndarray, degrees: int) -> float:
     """Mean of the statistic over its degrees (Williams 1976, Biometrika 63:33).
 
-    Thousands of cells that expect 10 each add as much as a bias would: .8 % of 4,900 is .4 standard deviations.
+    Thousands of cells that expect 10 each add as much as a bias would: 1.7 % of 4,900 is .8 standard deviations.
     """
     total = expected.sum()
     of_samples = (total / expected.sum(axis=1)).sum() - 1 if len(expected) > 1 else 1.0

@@ -129,6 +129,7 @@ def test_completions_are_there_only_while_they_are_all(start, tmp_path, monkeypa
         with pytest.raises(InterruptedError):
             start(named())
     assert not path.exists()
+    assert not path.with_name("summary.json").exists()
     replace = os.replace
 
     def replace_all_but_the_summary(scratch, target):

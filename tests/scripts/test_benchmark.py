@@ -212,8 +212,16 @@ def test_nothing_but_failures_is_an_error(start, monkeypatch):
     assert shown.err.endswith("expected some point that can be measured, got none of 2: RuntimeError: no\n")
 
 
+@pytest.fixture
+def interruptible():
+    """A shell may have told its jobs to ignore SIGINT."""
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, heard)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_sweep_that_is_stopped_keeps_its_points(start, monkeypatch, number):
+def test_a_sweep_that_is_stopped_keeps_its_points(start, monkeypatch, interruptible, number):
     done = []
 
     def measured(bench, settings, name):
@@ -223,14 +231,12 @@ def test_a_sweep_that_is_stopped_keeps_its_points(start, monkeypatch, number):
             signal.raise_signal(number)
 
     monkeypatch.setattr(commands._Bench, "measure", measured)
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore it
     before = signal.getsignal(signal.SIGTERM)
     status, shown, summary, written = start("sweep", "--num-speculative-tokens", "1,3,5")
     assert (status, windows_of(summary["points"]), summary["complete"]) == (130, [1], False)
     assert shown.err.endswith(f"interrupted: what was done is in {written['summary.json'].parent}\n")
     assert "Not complete: " in written["report.html"].read_text()
     assert signal.getsignal(signal.SIGTERM) == before
-    signal.signal(signal.SIGINT, heard)
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("full"), 1)])
