@@ -154,11 +154,11 @@ def test_what_cannot_be_read_is_said_in_one_line(monkeypatch, tmp_path):
         (
             b'{"custom_id": "x", "url": "/v1/embeddings", "body": {"prompt": "x"}}',
             "expected a 'url' of /v1/chat/completions with 'messages' in its body or /v1/completions with 'prompt' in "
-            "its body, got '/v1/embeddings' with prompt",
+            "its body, got '/v1/embeddings' with 'prompt'",
         ),
         (
             b'{"custom_id": "x", "url": "/v1/chat/completions", "body": {"prompt": "x"}}',
-            "got '/v1/chat/completions' with prompt",
+            "got '/v1/chat/completions' with 'prompt'",
         ),
         (b'{"custom_id": "x", "url": ["/v1/completions"], "body": {"prompt": "x"}}', "expected a 'url' of "),
         (b'{"prompt": "x", "sampling": {"max_tokens": 1, "max_new_tokens": 2}}', "one value of max_new_tokens"),
