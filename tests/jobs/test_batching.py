@@ -229,3 +229,6 @@ def test_the_host_is_charged_for_its_own_work_and_for_calling_programs(monkeypat
     assert slots.dispatch_time_s == 10
     assert slots.compile_time_s == 1 + 100 + 10 + 3 * 10
     assert slots.host_time_s == 2 + (2 * 2 + slots.num_calls) * 10
+    now[0] += 1000  # nobody's: between two uses of the same slots
+    play(slots, requests(decoder, prompts_of("d")))
+    assert slots.host_time_s == 3 + (2 * 3 + slots.num_calls) * 10
