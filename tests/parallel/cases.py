@@ -38,9 +38,8 @@ ODD = {
 """Architectures with more to them than heads."""
 
 
-def scripted(config):
+def scripted(config, windows=None):
     drafter = ScriptedDrafter(num_tokens=WINDOW)
-    windows = tuple(range(WINDOW + 1))
     return on_mesh(DecodeConfig(target=Transformer(config), drafter=drafter, prefill_chunk=WIDTH, windows=windows))
 
 
@@ -86,7 +85,7 @@ def ties():
     for window in range(WINDOW + 1):
         drafts = script([[2, 5, 2], [5, 2, 2], [2, 2, 5], [2, 2, 2]], [window] * ROWS)
         params = specjax.Params(target=target, draft=drafts)
-        found[f"scripted {window}"] = generate(driver, params, arguments, scripted(TIES))
+        found[f"scripted {window}"] = generate(driver, params, arguments, scripted(TIES, tuple(range(WINDOW + 1))))
     drafter = specjax.ModelDrafter(model=Transformer(TIES), num_tokens=WINDOW, vocab_size=TIES.vocab_size)
     config = on_mesh(DecodeConfig(target=Transformer(TIES), drafter=drafter, prefill_chunk=WIDTH), draft=MODEL)
     found["model"] = generate(driver, specjax.Params(target=target, draft=target), arguments, config)

@@ -45,12 +45,12 @@ def main():
     together, (model, other), prompts, output = map(json.loads, sys.argv[1:])
     options = ["--model", model, "--drafter", "ngram", "--no-compilation-cache"]
     options += ["--verifier", "exact_match", "--temperature", "0.8", "--num-speculative-tokens", "3"]
-    options += ["--prompts", prompts, "--output", output, "--compare", "--max-new-tokens", "12", "--batch-size", "2"]
+    options += ["--prompts", prompts, "--output", output, "--max-new-tokens", "12", "--batch-size", "2"]
     if together is None:
         options += ["--pace", "always"]
     else:  # the pace is measured, which both must agree on
         address, process = together
-        options += ["--mesh", "data=2,model=2", "--coordinator-address", address]
+        options += ["--compare", "--mesh", "data=2,model=2", "--coordinator-address", address]
         options += ["--num-processes", "2", "--process-id", str(process)]
     jax.config.update("jax_log_compiles", True)  # a sign of life too
     script, said = load_script(), Heard()

@@ -21,8 +21,7 @@ COMBINATIONS = [
     ("jit", 1, 4, 2, "greedy", "model", "steps"),
     ("jit", 1, 8, 1, "exact_match", "ngram", "generate"),
     ("pmap", 1, 1, 4, "greedy", "early_exit", "steps"),
-    ("pmap", 2, 2, 2, "greedy", "model_sharded", "generate"),
-    ("pmap", 4, 1, 1, "greedy", "ngram", "steps"),
+    ("pmap", 2, 2, 2, "greedy", "model_sharded", "steps"),
     ("pmap", 1, 4, 1, "exact_match", "ngram", "generate"),
     ("pmap", 1, 8, 4, "exact_match", "model", "generate"),
 ]
