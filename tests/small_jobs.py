@@ -52,6 +52,7 @@ def write_model(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
 def quick_programs() -> Iterator[None]:
     """The library's programs, unoptimised: compiling them is most of what such tests cost."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_generate", decoding.generate)
         patch.setattr(compiled, "_prefill", decoding.prefill)
         patch.setattr(compiled, "_decode_steps", decoding.decode_steps)
         patch.setattr(compiled, "_draft_step", _DRAFT)

@@ -13,7 +13,6 @@ from specjax import cache as kv
 from specjax import decode
 from specjax.decode import DecodeConfig
 from specjax.drafters.model import ModelDrafter
-from specjax.drafters.ngram import NGramDrafter
 from specjax.models.transformer import Transformer
 from specjax.sampling import sampling_params
 from specjax.testing.compiling import compiler_options
@@ -76,9 +75,9 @@ def test_more_tokens_than_slots_are_refused():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("drafter", [NGramDrafter(num_tokens=3), ModelDrafter(model=TINY, num_tokens=3, vocab_size=61)])
-def test_a_step_copies_no_cache(batch, drafter):
+def test_a_step_copies_no_cache(batch):
     """Whichever window it takes, and drafting or not: neither the target's buffers nor the draft model's are copied."""
+    drafter = ModelDrafter(model=TINY, num_tokens=3, vocab_size=61)
     config = DecodeConfig(target=TINY, drafter=drafter, verifier=Rejection())
     params, sampling = Params(target=tiny_params(), draft=tiny_params(1)), sampling_params(batch, max_tokens=8)
     given = params, jax.random.key(0), jnp.zeros((batch, 512), jnp.int32), jnp.ones(batch, jnp.int32), sampling

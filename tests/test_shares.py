@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import fast_jit
 
 from specjax.shares import Share, by_rows
 from specjax.types import ModelOutput
@@ -29,14 +30,14 @@ def rank(logits, names, keys):
 @pytest.mark.parametrize(("batch", "devices"), [(8, 4), (3, 4), (1, 2), (5, 2), (4, 1)])
 def test_every_device_learns_what_one_alone_would_find(batch, devices, cut):
     logits, *rows = inputs(batch)
-    right = rank(logits, *rows)
+    right = fast_jit(rank)(logits, *rows)
     parts = jnp.stack(jnp.split(logits, devices, axis=2)) if cut else jnp.stack([logits] * devices)
 
     def decide(part):
         output = ModelOutput(logits=part, axis="model" if cut else None)
         return by_rows(rank, output, *rows, axis="model")
 
-    found = jax.vmap(decide, axis_name="model")(parts)
+    found = fast_jit(jax.vmap(decide, axis_name="model"))(parts)
     for device in range(devices):
         jax.tree.map(lambda one, other, device=device: np.testing.assert_array_equal(one[device], other), found, right)
 

@@ -9,7 +9,7 @@ import pytest
 
 from specjax.report.goodness_of_fit import suffices
 from specjax.testing import monte_carlo
-from specjax.testing.kit import ROWS, check_shipped_drafts
+from specjax.testing.kit import PROBES, ROWS
 from specjax.testing.monte_carlo import (
     CHUNK,
     KINDS,
@@ -42,7 +42,7 @@ def test_what_ships_keeps_the_law(size, cases):
 
 
 def test_drafters_that_ship_report_the_laws_they_draw_from():
-    findings = list(check_shipped_drafts(200_000, jax.random.key(0)))
+    findings = list(PROBES["drafts"]())
     assert len(findings) == 2
     assert [finding for finding in findings if not finding.passed] == []
 
