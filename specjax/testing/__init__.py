@@ -1,7 +1,7 @@
 """The proof of losslessness as a kit, for what ships and for verifiers and drafters of a user's own.
 
-`check_verifier` and `check_drafter` put a strategy to the checks that apply to it; `python -m specjax.testing` runs the whole
-kit on what ships. The pieces are public too: exact enumeration, the G-test, and models with known laws.
+`check_verifier` and `check_drafter` put a strategy to the checks that apply to it; `python -m specjax.testing` runs the
+whole kit on what ships. The pieces are public too: exact enumeration, the G-test, and models with known laws.
 """
 
 from specjax.report.goodness_of_fit import SIGNIFICANCE, combined, g_test, places, uniformity
