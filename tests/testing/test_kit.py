@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.testing import __main__ as command
-from specjax.testing import check_drafter, check_verifier, report
+from specjax.testing import check_drafter, check_verifier, kit, report
 from specjax.testing.models import HistoryModel, TableDrafter, history_params
-from specjax.testing.monte_carlo import sampled_draft, table_source
 from specjax.testing.report import Caught, Measure
 from specjax.types import Draft, Params
 from specjax.verify import Greedy, Rejection
@@ -60,12 +59,18 @@ def test_a_wrong_coin_rule_is_rejected_exactly():
     assert failed.detail
 
 
-def test_greedy_is_checked_at_temperature_0():
+def test_greedy_is_checked_at_temperature_0(monkeypatch):
+    """What it is put to; that Greedy passes is what the experiments of what ships and test_equality.py find."""
+    sampled, texts = [], []
+    monkeypatch.setattr(kit, "check_experiment", lambda chosen, *_: sampled.append(chosen) or iter(()))
+    monkeypatch.setattr(kit.equality, "subject", lambda *_, rules: rules)
+    monkeypatch.setattr(kit.equality, "exactly", lambda *given: texts.append(given) or iter(()))
     findings = list(check_verifier(Greedy(), rows=10, key=KEY))
-    assert {finding.check for finding in findings} == {"enumeration", "tokens", "rows", "distribution", "drafted"}
+    assert {finding.check for finding in findings} == {"enumeration"}
     assert [finding for finding in findings if not finding.passed] == []
-    rows = sampled_draft(table_source(8), {"Greedy": Greedy()})
-    assert set(rows.kinds) == {"T = 0", "T = 0, penalties"}
+    assert [chosen.name for chosen in sampled] == ["V = 8, sampled draft", "V = 8, scripted draft"]
+    assert all(set(chosen.kinds) == {"T = 0", "T = 0, penalties"} for chosen in sampled)
+    assert texts == [({"Greedy": Greedy()}, [kit.equality.check_tokens, kit.equality.check_rows])]
 
 
 # ---- Drafters ----
