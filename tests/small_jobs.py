@@ -14,10 +14,15 @@ from vocabularies import byte_tokenizer
 from specjax import compiled, decode
 from specjax.io.tokenizer import save_tokenizer
 from specjax.jobs import replay
+from specjax.slots import insert
 
 EOS, USER = 256, 257
 VOCAB = 260
+_INSERT = decoding.fast_jit(insert, static_argnames=("pad_id",), donate_argnames=("slots",))
 _READ = decoding.fast_jit(replay._read.__wrapped__, static_argnames=("target", "width"), donate_argnames=("cache",))
+_DEVIATION, _PLACES, _UNFILTERED = (
+    decoding.fast_jit(program.__wrapped__) for program in (replay._deviation, replay._places, replay._unfiltered)
+)
 _DRAFT = decoding.fast_jit(decode.draft_step, static_argnames=("config",), donate_argnames=("state",))
 _VERIFY = decoding.fast_jit(decode.verify_step, static_argnames=("config",), donate_argnames=("state",))
 TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}"
@@ -53,9 +58,13 @@ def quick_programs() -> Iterator[None]:
     """The library's programs, unoptimised: compiling them is most of what such tests cost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "_generate", decoding.generate)
-        patch.setattr(compiled, "_prefill", decoding.prefill)
+        patch.setattr(compiled, "_prefill", decoding.begin)
         patch.setattr(compiled, "_decode_steps", decoding.decode_steps)
+        patch.setattr(compiled, "_insert", _INSERT)
         patch.setattr(compiled, "_draft_step", _DRAFT)
         patch.setattr(compiled, "_verify_step", _VERIFY)
         patch.setattr(replay, "_read", _READ)
+        patch.setattr(replay, "_deviation", _DEVIATION)
+        patch.setattr(replay, "_places", _PLACES)
+        patch.setattr(replay, "_unfiltered", _UNFILTERED)
         yield

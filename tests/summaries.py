@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
+from matplotlib.figure import Figure
 from measured import pair_of
 
 from specjax.benchmark.summary import by_category, summarize_pairs
 from specjax.benchmark.tune import predict, recommend
+from specjax.report import charts, page
+from specjax.report.charts import Chart
 
 SURROUNDINGS = {
     "complete": True,
@@ -63,3 +67,14 @@ def tune_summary(*, speedup: float = 1.8) -> dict[str, Any]:
         "tried": [tried],
         "recommendation": recommend("--drafter ngram --num-speculative-tokens 4", tried),
     }
+
+
+def draw_without_pixels(patch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn onto their axes and come out empty: making files of them is most of what a report costs."""
+
+    def render(chart: Chart, scheme: str, file_format: str) -> bytes:
+        chart.draw(Figure().subplots())
+        return b""
+
+    patch.setattr(charts, "render", render)
+    patch.setattr(page, "render", render)

@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 import pytest
-from measured import KNOWN, LINE, line_decoder, ticking
+from measured import LINE, line_decoder, ticking
 
 from specjax.benchmark import phases
 from specjax.benchmark.measure import by_turns, measure, num_batches
@@ -18,10 +18,12 @@ from specjax.jobs.decoder import plain_decoder
 from specjax.jobs.prompts import Prompt, encode_prompts
 from specjax.pace import make_pace
 
+LONG = "zzzz" + LINE * 2 + "0"
+"""A prompt of the bucket that its second turn is in as well, so that all tests share programs of one shape."""
 QUESTIONS = [
-    Question(id=1, category="a", turns=(KNOWN, "3")),
-    Question(id=2, category="a", turns=(KNOWN,)),
-    Question(id=3, category="b", turns=(KNOWN,)),
+    Question(id=1, category="a", turns=(LONG, "3")),
+    Question(id=2, category="a", turns=(LONG,)),
+    Question(id=3, category="b", turns=(LONG,)),
 ]
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -32,9 +34,9 @@ def pairs(quickly):
     return list(measure(line_decoder(), QUESTIONS, batch_size=2, clock=ticking()))
 
 
-def known_batch(decoder, count=1):
-    prompts = [Prompt(id=index, content=KNOWN) for index in range(count)]
-    return next(complete(decoder, encode_prompts(decoder.tokenizer, prompts, raw=True), batch_size=count))
+def known_batch(decoder):
+    prompts = [Prompt(id=index, content=LONG) for index in range(2)]
+    return next(complete(decoder, encode_prompts(decoder.tokenizer, prompts, raw=True), batch_size=2))
 
 
 def test_batches_are_filled_across_categories_and_turns(pairs):
@@ -80,12 +82,12 @@ def test_both_ways_decode_the_same_prompts(pairs):
 
 def test_a_later_turn_follows_the_plain_reply():
     """Simulated acceptance of a wrong draft makes the speculative one another text."""
-    question = Question(id=1, category="a", turns=("020", "3"))
-    first, then = measure(with_synthetic_acceptance(line_decoder(), 1.0), [question])
+    question = Question(id=1, category="a", turns=("z" * 31 + "020", "3"))
+    first, then = measure(with_synthetic_acceptance(line_decoder(), 1.0), [question], batch_size=2)
     reply = (LINE * 2)[1:13]
     assert first.plain.completions[0].text == reply != first.speculative.completions[0].text
     (second,) = then.plain.completions
-    assert [message["content"] for message in second.prompt.content] == ["020", reply, "3"]
+    assert [message["content"] for message in second.prompt.content] == ["z" * 31 + "020", reply, "3"]
     assert [message["role"] for message in second.prompt.content] == ["user", "assistant", "user"]
 
 
@@ -103,7 +105,7 @@ def test_phases_of_known_steps():
     decoder = line_decoder()
     batch = known_batch(decoder)
     assert int(batch.completions[0].stats.steps) == 3
-    found = time_phases(decoder, batch, batch_size=1, clock=ticking())
+    found = time_phases(decoder, batch, batch_size=2, clock=ticking())
     assert found == Phases(
         prefill_time_s=1.0,
         draft_time_s=3.0,
@@ -113,7 +115,7 @@ def test_phases_of_known_steps():
         step_gaps_s=8.0,
         num_step_gaps=2,
     )
-    plain = time_phases(plain_decoder(decoder), batch, batch_size=1, clock=ticking())
+    plain = time_phases(plain_decoder(decoder), batch, batch_size=2, clock=ticking())
     assert (plain.draft_time_s, plain.verify_time_s, plain.num_batch_steps) == (0, 12, 12)
     assert total_phases([found, plain]).num_batch_steps == 15
     assert total_phases([]) == Phases()
@@ -137,7 +139,7 @@ def test_case_67_phases_wait_for_the_device(monkeypatch):
     decoder = line_decoder()
     batch = known_batch(decoder)
     events.clear()
-    time_phases(decoder, batch, batch_size=1, clock=spy("look", ticking()))
+    time_phases(decoder, batch, batch_size=2, clock=spy("look", ticking()))
     step = ["look", "draft_step", "wait", "look", "verify_step", "wait", "look"]
     assert events == ["begin", *step, "look", "begin", "wait", "look", *[*step, "look"] * 3, "look"]
 
@@ -146,12 +148,12 @@ def test_instrumented_steps_are_those_of_the_run():
     """A paced batch is run again with its own costs: steps that cost nine times the text are not worth drafting for."""
     decoder = line_decoder()
     batch = known_batch(decoder)
-    dear = dataclasses.replace(batch, pace=make_pace(1, [[1.0, 0.0], [1.0, 9.0]]))
-    assert time_phases(decoder, dear, batch_size=1).num_batch_steps == 12
+    dear = dataclasses.replace(batch, pace=make_pace(2, [[1.0, 0.0], [1.0, 9.0]]))
+    assert time_phases(decoder, dear, batch_size=2).num_batch_steps == 12
 
 
 def test_conversations_that_would_not_fit_are_refused_at_once():
-    with pytest.raises(ValueError, match=r"question 1: .* 64 positions, got up to 66"):
+    with pytest.raises(ValueError, match=r"question 1: .* 64 positions, got up to 84"):
         next(measure(line_decoder(max_new_tokens=25), QUESTIONS))
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import fast_jit
 
 from specjax.benchmark.synthetic import SyntheticDrafter, SyntheticVerifier
 from specjax.drafters.ngram import NGramDrafter
@@ -19,7 +20,7 @@ def judge(rate, length=WINDOW):
     keys = jax.random.split(jax.random.key(0), ROWS)
     draft = Draft(tokens=jnp.full((ROWS, WINDOW), 5), length=jnp.broadcast_to(length, ROWS))
     laws = jnp.full((ROWS, WINDOW + 1, VOCAB), -jnp.inf).at[..., 2].set(0.0)
-    return jax.jit(SyntheticVerifier(rate=rate))(keys, jnp.zeros(ROWS, jnp.int32), draft, laws)
+    return fast_jit(SyntheticVerifier(rate=rate))(keys, jnp.zeros(ROWS, jnp.int32), draft, laws)
 
 
 def test_tokens_are_kept_as_often_as_asked():
@@ -51,7 +52,7 @@ def test_windows_are_always_full():
     tokens = jnp.array([[1, 2, 1, 2, 0, 0, 0, 0], [4, 5, 6, 7, 0, 0, 0, 0]])
     context = Context(tokens=tokens, length=jnp.array([4, 4]), prompt_length=jnp.array([4, 4]))
     keys = jax.random.split(jax.random.key(0), (2, 3))
-    draft, _ = drafter.draft(Params(target=None), keys, None, context, sampling_params(2, max_tokens=4), None)
+    draft, _ = fast_jit(drafter.draft)(Params(target=None), keys, None, context, sampling_params(2, max_tokens=4), None)
     assert draft.length.tolist() == [3, 3]
     assert draft.tokens.tolist() == [[1, 2, 1], [7, 7, 7]]
     assert draft.log_probs is None

@@ -1,8 +1,9 @@
 """A job that is killed over and over. Run by test_job_crash.py in a process of its own:
 
-    python crash_runs.py MODEL INPUT DIRECTORY KILLS SEED [ARGUMENT ...]
+    python crash_runs.py MODEL INPUT DIRECTORY KILLS TOGETHER SEED [ARGUMENT ...]
 
-Everything is imported once; each start of the job is a fork, made before JAX has started any thread.
+Everything is imported once; each start of the job is a fork, made before JAX has started any thread. TOGETHER of them
+run at once, in a directory of their own.
 """
 
 import functools
@@ -25,13 +26,14 @@ NEVER = 2**62
 """Bytes that no part has: the job is left alone."""
 
 
-def main(model: str, rows: str, directory: str, kills: int, seed: int, arguments: list[str]) -> None:
+def main(model: str, rows: str, directory: str, kills: int, together: int, seed: int, arguments: list[str]) -> None:
     chance, root = random.Random(seed), Path(directory)
     command = ["--model", model, "--input", rows, *arguments]
     assert start([*command, "--output-dir", str(root / "whole"), "--batch-size", "4"], undisturbed, NEVER, 0.0) == 0
     size = written(root / "whole")
-    both = [launch([*command, "--output-dir", str(root / "both"), "--batch-size", "4"], undisturbed) for _ in range(2)]
-    report: dict = {"both": sorted(map(ended, both)), "killed": 0, "torn": 0}
+    shared = [*command, "--output-dir", str(root / "together"), "--batch-size", "4"]
+    report: dict = {"together": sorted(map(ended, [launch(shared, undisturbed) for _ in range(together)]))}
+    report |= {"killed": 0, "torn": 0}
     for _ in range(kills - 1):
         before = written(root / "killed")
         goal, delay = before + chance.randrange(size // kills), chance.uniform(0, 0.005)
@@ -119,4 +121,4 @@ def whole(directory: Path) -> bool:
 
 if __name__ == "__main__":
     assert not jax._src.xla_bridge.backends_are_initialized()
-    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6:])
+    main(*sys.argv[1:4], *map(int, sys.argv[4:7]), sys.argv[7:])

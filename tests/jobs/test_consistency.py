@@ -298,11 +298,7 @@ def test_nothing_to_compare_is_not_judged():
 
 @pytest.mark.parametrize(
     ("verifier", "drafter"),
-    [
-        (Rejection(), NGramDrafter(num_tokens=K)),
-        (Block(), TableDrafter(num_tokens=K)),
-        (ExactMatch(), NGramDrafter(num_tokens=K)),
-    ],
+    [(Rejection(), NGramDrafter(num_tokens=K)), (Block(), TableDrafter(num_tokens=K))],
 )
 def test_sound_verifiers_keep_the_law(verifier, drafter):
     decoder = decoder_of(verifier, drafter=drafter)
@@ -379,11 +375,7 @@ LONG = 120
 
 @pytest.mark.parametrize(
     ("verifier", "drafter"),
-    [
-        (Rejection(), NGramDrafter(num_tokens=K)),
-        (Block(), TableDrafter(num_tokens=K)),
-        (ExactMatch(), NGramDrafter(num_tokens=K)),
-    ],
+    [(Rejection(), NGramDrafter(num_tokens=K)), (Block(), TableDrafter(num_tokens=K))],
 )
 def test_tokens_of_sound_verifiers_follow_their_laws(verifier, drafter):
     decoder = decoder_of(verifier, drafter=drafter, max_new_tokens=LONG, eos_ids=(3,), top_p=0.95)

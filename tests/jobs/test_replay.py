@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import pad
+from decoding import fast_jit, pad
 from harness import HistoryModel, history_params
 
 from specjax import sampling_params
@@ -42,10 +42,13 @@ def context_of():
     return Context(tokens=tokens, length=length, prompt_length=jnp.array(list(map(len, PROMPTS))))
 
 
+apply = fast_jit(lambda target, *values: target.apply(*values), static_argnums=0)
+
+
 def chunks_of(*, target=MODEL, widths=(2, 5), **sampling):
     prompts, length = pad([prompt[:-1] for prompt in PROMPTS], 8)
     positions = jnp.where(jnp.arange(8) < length[:, None], jnp.arange(8), -1)
-    _, cache = target.apply(SALT, prompts, positions, target.init_cache(SALT, 3, 96))
+    _, cache = apply(target, SALT, prompts, positions, target.init_cache(SALT, 3, 96))
     rows = sampling_params(3, max_tokens=CHUNK + 9, **(sampling or SAMPLING))
     return list(replay(SALT, cache, context_of(), rows, target=target, widths=widths)), rows
 

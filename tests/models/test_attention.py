@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from decoding import fast_jit
 
 from specjax.models import attention
 
@@ -20,7 +20,7 @@ def attend(capacity, starts, window, *, sliding=None, way=attention.attend):
     buffers = rng.normal(size=(2, batch, GROUPS, capacity, WIDTH)).astype(np.float32)
     new = rng.normal(size=(2, batch, GROUPS, window, WIDTH)).astype(np.float32)
     positions = np.array(starts)[:, None] + np.arange(window)
-    found = jax.jit(way, static_argnames="window")(query, tuple(new), tuple(buffers), positions, window=sliding)
+    found = fast_jit(way, static_argnames="window")(query, tuple(new), tuple(buffers), positions, window=sliding)
     right = np.zeros((batch, window, HEADS, WIDTH))
     for row, start in enumerate(starts):
         keys, values = np.concatenate([buffers[:, row, :, :start], new[:, row]], axis=2).astype(np.float64)
@@ -66,6 +66,7 @@ def test_accelerators_read_larger_blocks(capacity, starts, window, sliding, way)
 )
 def test_only_blocks_that_hold_something_are_read(way, size):
     """Broken slots would poison even a masked read (0 * NaN)."""
+    way = fast_jit(way)
     buffers = jnp.full((2, 1, GROUPS, 2 * size, WIDTH), jnp.nan).at[:, :, :, :size].set(0.5)
     new, query = jnp.ones((2, 1, GROUPS, 1, WIDTH)), jnp.ones((1, 1, HEADS, WIDTH))
     for start, healthy in ((size, True), (size + 1, False)):

@@ -3,7 +3,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from summaries import run_summary, sweep_summary, tune_summary
+from summaries import draw_without_pixels, run_summary, sweep_summary, tune_summary
 
 from specjax.report.page import page
 
@@ -32,11 +32,18 @@ def test_it_holds_words_tables_and_surroundings(run_page):
     assert "prefers-color-scheme: dark" in run_page
 
 
+@pytest.fixture
+def without_pixels(monkeypatch):
+    draw_without_pixels(monkeypatch)
+
+
+@pytest.mark.usefixtures("without_pixels")
 @pytest.mark.parametrize("build", [sweep_summary, tune_summary])
 def test_other_commands(build):
     assert page(build()).count("<figure>") >= 3
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_what_was_simulated_is_said_at_the_top(run_page):
     marked = page(run_summary() | {"synthetic_acceptance": 0.8})
     assert "Simulated acceptance 0.8. A coin, not the target, decided what was kept: not lossless." in marked

@@ -6,6 +6,7 @@ import signal
 import pytest
 from measured import pair_of
 from small_jobs import write_model
+from summaries import draw_without_pixels
 
 from specjax.benchmark import commands, files
 from specjax.benchmark.summary import summarize_pairs
@@ -18,6 +19,11 @@ MORE = [(name, [name * 4]) for name in ("abc", "xyz", "pqr", "lmn", "uvw")]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("target"), num_layers=1))
+
+
+@pytest.fixture
+def without_pixels(monkeypatch):
+    draw_without_pixels(monkeypatch)
 
 
 @pytest.fixture
@@ -64,6 +70,7 @@ def test_run(start):
     assert "imulated" not in shown.out + shown.err + written["report.html"].read_text()
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_simulated_acceptance_is_marked_in_every_output(start):
     status, shown, summary, written = start("run", "--synthetic-acceptance", 1, "--num-speculative-tokens", 3)
     assert status == 0
@@ -137,6 +144,7 @@ def test_tune_measures_the_best_prediction(start):
     assert summary["recommendation"]["options"] in shown.out
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_tune_goes_on_to_the_next_prediction_until_one_holds(start, foretold, monkeypatch):
     names = measured_as(monkeypatch, 0.8, 1.3)
     status, shown, summary, _ = start("tune", asked=MORE)
@@ -149,6 +157,7 @@ def test_tune_goes_on_to_the_next_prediction_until_one_holds(start, foretold, mo
     assert "0.80x (0.80 to 0.80) measured with ngram, K=1." in shown.out
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_tune_gives_up_after_three(start, foretold, monkeypatch):
     measured_as(monkeypatch, 0.8, 0.9, 0.95)
     _, shown, summary, written = start("tune", asked=MORE)
@@ -186,6 +195,7 @@ def breaking(monkeypatch, *errors):
     monkeypatch.setattr(commands._Bench, "measure", measured)
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_a_point_that_fails_costs_no_other_one(start, monkeypatch):
     breaking(monkeypatch, None, RuntimeError("RESOURCE_EXHAUSTED:\nout of memory"), None)
     status, shown, summary, written = start("sweep", "--num-speculative-tokens", "1,3,5")
@@ -199,6 +209,7 @@ def test_a_point_that_fails_costs_no_other_one(start, monkeypatch):
     assert "window.png" in written
 
 
+@pytest.mark.usefixtures("without_pixels")
 def test_simulated_acceptance_is_marked_at_every_point(start, monkeypatch):
     breaking(monkeypatch, None, None)
     _, _, summary, _ = start("sweep", "--num-speculative-tokens", "1,3", "--synthetic-acceptance", "0.5")
@@ -220,6 +231,7 @@ def interruptible():
     signal.signal(signal.SIGINT, heard)
 
 
+@pytest.mark.usefixtures("without_pixels")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_that_is_stopped_keeps_its_points(start, monkeypatch, interruptible, number):
     done = []
@@ -239,6 +251,7 @@ def test_a_sweep_that_is_stopped_keeps_its_points(start, monkeypatch, interrupti
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.usefixtures("without_pixels")
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("full"), 1)])
 def test_a_run_that_ends_early_keeps_its_batches(start, monkeypatch, error, status):
     breaking(monkeypatch, error)

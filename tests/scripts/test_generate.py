@@ -21,7 +21,13 @@ from specjax.jobs.runtime import configure
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(write_model(tmp_path_factory.mktemp("target")))
+    return str(write_model(tmp_path_factory.mktemp("target"), num_layers=1))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model with a layer to exit from."""
+    return str(write_model(tmp_path_factory.mktemp("deep"), num_layers=2))
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +120,10 @@ def test_comparison_of_sampled_runs_says_what_is_promised(start):
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "early_exit"])
-def test_case_69_drafters_run_with_their_defaults(start, drafter, tmp_path):
-    run = start("--prompt", "abcab", "--drafter", drafter, "--pace", "always", output=tmp_path / "out")
+def test_case_69_drafters_run_with_their_defaults(start, model, deep, drafter, tmp_path):
+    target = {"ngram": model, "early_exit": deep}[drafter]
+    options = ["--model", target, "--drafter", drafter, "--pace", "always"]
+    run = start("--prompt", "abcab", *options, output=tmp_path / "out")
     assert run.status == 0
     assert len(run.rows[0]["token_ids"]) == 12
     assert run.rows[0]["metrics"]["num_draft_tokens"] > 0
@@ -170,7 +178,7 @@ def test_no_prompt_is_a_usage_error(start):
     [
         (["--prompt", "a", "--model", "no/where/at-all"], "expected"),
         (["--prompt", "a" * 120], "prompt 0: expected its tokens and max_new_tokens within the target's 128 positions"),
-        (["--prompt", "a", "--drafter", "early_exit", "--exit-layer", "3"], "expected exit_layer in 1..2"),
+        (["--prompt", "a", "--drafter", "early_exit", "--exit-layer", "2"], "expected exit_layer in 1..1"),
         (["--prompt", "a", "--stop", "<eos>"], "got the special token '<eos>'"),
         (["--prompts", "missing.txt"], "missing.txt"),
         (["--prompt", "a", "--output", "missing/out"], "missing/out"),
@@ -260,7 +268,7 @@ OPTION_EFFECTS = {
     "--prompt-lookup-max": ((), ("--prompt-lookup-max", "7"), "runs"),
     "--prompt-lookup-min": ((), ("--prompt-lookup-min", "2"), "runs"),
     "--draft-model": (("--drafter", "model", "--draft-model", "MODEL"), ("--draft-model", "DRAFT"), "weights"),
-    "--exit-layer": (("--drafter", "early_exit"), ("--exit-layer", "2"), "runs"),
+    "--exit-layer": (("--model", "DEEP", "--drafter", "early_exit"), ("--exit-layer", "2"), "runs"),
     "--verifier": ((), ("--verifier", "block"), "verifier"),
     "--pace": ((), ("--pace", "always"), "pace"),
     "--temperature": ((), ("--temperature", "0.5"), "arrays"),
@@ -299,9 +307,9 @@ def test_every_option_has_an_effect_to_test():
 
 
 @pytest.mark.parametrize("flag", OPTION_EFFECTS)
-def test_case_69_every_option_changes_what_is_asked_for(asked, model, draft_model, flag):
+def test_case_69_every_option_changes_what_is_asked_for(asked, model, deep, draft_model, flag):
     needed, option, changed = OPTION_EFFECTS[flag]
-    names = {"MODEL": model, "DRAFT": draft_model}
+    names = {"MODEL": model, "DEEP": deep, "DRAFT": draft_model}
     base = ["--prompt", "ab", *(names.get(word, word) for word in needed)]
     before = asked(*base)
     assert asked(*base) == before

@@ -54,7 +54,7 @@ def start(script, model, capsys, tmp_path):
 
 
 def test_a_sound_greedy_run_passes(start):
-    run = start("--num-speculative-tokens", "1,4", "--batch-size", "2")
+    run = start("--num-speculative-tokens", "1,4")
     assert (run.status, run.out) == (0, "passed: 4 of 6 verdicts, 2 not judged\n")
     for window in (1, 4):
         levels = {level: run.table[window, level] for level in ("distribution", "tokens", "bits")}
@@ -130,7 +130,7 @@ def test_a_verifier_that_accepts_everything_fails_in_law(start, tmp_path):
     config.write_text(
         ACCEPT_ALL.replace("AcceptAll(ExactMatch)", "AcceptAll(Rejection)").replace("ExactMatch", "Rejection")
     )
-    run = start("--config", config, *SAMPLED, "--num-keys", "600")
+    run = start("--config", config, *SAMPLED, "--num-keys", "600", "--joint-tokens", "2")
     assert run.status == 1
     assert [run.table[4, level] for level in ("distribution", "tokens", "bits")] == ["FAILED", "not judged", "passed"]
     assert run.out.startswith("failed: K = 4, distribution: 640 rows")
