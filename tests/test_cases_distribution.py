@@ -296,7 +296,8 @@ MIXED_PARAMS = model_params(MARKOV, np.roll(MARKOV, 1, axis=0))
 def mixed(lonely: bool) -> Any:
     """`lonely`: the sampling rows are left out."""
     config = dataclasses.replace(BY_MODEL, log_probs=True)
-    return run(config, MIXED_PARAMS, rows_of(*MIXED), silent=lonely & (kind_of(4) == 1))
+    with jax.debug_nans(True):
+        return run(config, MIXED_PARAMS, rows_of(*MIXED), silent=lonely & (kind_of(4) == 1))
 
 
 def test_case_09_greedy_and_sampling_rows_share_a_batch():

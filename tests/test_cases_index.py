@@ -14,6 +14,7 @@ NUMBERS = """
 """
 """The cases of the list; numbers left out there are no cases."""
 LATER = {"draft heads", "trees"}
+"""Work that no release has: Medusa and EAGLE heads, and windows that branch."""
 CASES = {
     1: ("test_case_01_coin_and_residual_are_independent", "test_case_01_02_03_every_position_follows_the_target"),
     2: ("test_case_01_02_03_every_position_follows_the_target", "test_case_02_no_key_is_used_twice"),

@@ -150,7 +150,7 @@ def _verifier_findings(verifier: Verifier, rows: int, key: jax.Array) -> Iterato
     chosen = scripted_draft(source, rules)
     yield from check_experiment(chosen, -(-rows // 16), jax.random.fold_in(key, 2), generator(chosen.config))
     texts = equality.subject("script", equality.history_target(), None, rules=rules)
-    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows])
+    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows, equality.check_shapes])
 
 
 def check_drafter(
@@ -215,4 +215,4 @@ def _drafter_findings(
     with jax.default_matmul_precision("highest"):
         plain, decoder = Decoder(decode.without_speculation(config), new).run(batch), Decoder(config, new)
     texts = Subject(name=name, config=config, batch=batch, plain=plain, rules=SAMPLING_RULES, decoder=decoder)
-    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows])
+    yield from equality.exactly(texts, [equality.check_tokens, equality.check_rows, equality.check_shapes])

@@ -1,11 +1,22 @@
 """Equal texts under equal keys: of what ships there is none that differs, and the rows hold what they should."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 from specjax.testing import equality
 from specjax.testing.equality import KINDS, ROWS, SUBJECTS, WINDOW, check_equality, script_kinds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_once():
+    """Each of the subjects, with what it has compiled and decoded."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, make in SUBJECTS.items():
+            patch.setitem(SUBJECTS, name, functools.cache(make))
+        yield
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -70,7 +70,8 @@ def test_greedy_is_checked_at_temperature_0(monkeypatch):
     assert [finding for finding in findings if not finding.passed] == []
     assert [chosen.name for chosen in sampled] == ["V = 8, sampled draft", "V = 8, scripted draft"]
     assert all(set(chosen.kinds) == {"T = 0", "T = 0, penalties"} for chosen in sampled)
-    assert texts == [({"Greedy": Greedy()}, [kit.equality.check_tokens, kit.equality.check_rows])]
+    checks = [kit.equality.check_tokens, kit.equality.check_rows, kit.equality.check_shapes]
+    assert texts == [({"Greedy": Greedy()}, checks)]
 
 
 # ---- Drafters ----
