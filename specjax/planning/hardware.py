@@ -32,14 +32,15 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(hbm_bytes=15.25 * 2**30, hbm_bandwidth=0.6e12, flops=137.5e12, link_bandwidth=9e10),
+    "v4": Chip(hbm_bytes=30.75 * 2**30, hbm_bandwidth=1.2e12, flops=275e12, link_bandwidth=9e10),
     "v5e": Chip(hbm_bytes=15.75 * 2**30, hbm_bandwidth=0.819e12, flops=197e12, link_bandwidth=9e10),
     "v5p": Chip(hbm_bytes=95.73 * 2**30, hbm_bandwidth=2.765e12, flops=459e12, link_bandwidth=1.8e11),
     "v6e": Chip(hbm_bytes=31.24 * 2**30, hbm_bandwidth=1.638e12, flops=918e12, link_bandwidth=1.8e11),
 }
-"""Memory: refusals of libtpu 0.0.52. Bandwidth and peak: the Cloud TPU documentation. Of v4 they are
-those of one core, half a chip, since libtpu describes cores as devices. Links, a chip's: jax-ml.github.io/scaling-book,
-chapter 2."""
+"""Memory: refusals of libtpu 0.0.52. Bandwidth and peak: the Cloud TPU documentation. Links:
+jax-ml.github.io/scaling-book, chapter 2."""
+_OPTIONS = {"v4": {"chip_config_name": "megacore"}}
+"""Both cores of a v4 chip are one device, as on its VMs; libtpu would describe each core as one."""
 _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -74,6 +75,7 @@ def describe(name: str) -> list[Any]:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:
-        return list(topologies.get_topology_desc(name, platform="tpu").devices)
+        options = _OPTIONS.get(name.partition(":")[0], {})
+        return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
     except Exception as error:  # libtpu reports through several types
         raise ValueError(f"expected a topology that libtpu knows, got {name!r}: {error}") from error

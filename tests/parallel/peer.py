@@ -12,10 +12,10 @@ import specjax
 from specjax.decode import DecodeConfig
 from specjax.io import huggingface
 from specjax.io.checkpoint import load_checkpoint, load_config
+from specjax.jobs.placement import MESH_DRIVERS
 from specjax.parallel.launch import agreed, check_same, first_process_only, only_on_first, start
 from specjax.parallel.mesh import make_mesh
 from specjax.parallel.pmapped import PMap
-from specjax.parallel.sharded import ShardMap
 from specjax.parallel.specs import on_mesh, param_cuts
 
 
@@ -32,8 +32,9 @@ def count_reads(log):
     huggingface._read_block = lambda *arguments: read(block, *arguments)
 
 
-def texts(directory, data, model, log):
-    driver, target = ShardMap(make_mesh(data, model)), specjax.Transformer(load_config(directory))
+def texts(directories, source, driver, data, model, log):
+    directory = directories[source]
+    driver, target = MESH_DRIVERS[driver](make_mesh(data, model)), specjax.Transformer(load_config(directory))
     config = DecodeConfig(target=target, drafter=specjax.NGramDrafter(num_tokens=2), prefill_chunk=8)
     config = on_mesh(config)
     log.clear()
@@ -61,15 +62,15 @@ def refusal(call):
 
 
 def main():
-    address, process, directory, meshes = map(json.loads, sys.argv[1:])
+    address, process, directories, runs = map(json.loads, sys.argv[1:])
     log = []
     count_reads(log)
     start(address, 2, process)
     print("joined", flush=True)
-    found = [texts(directory, *mesh, log) for mesh in meshes]
+    found = [texts(directories, *run, log) for run in runs]
     with first_process_only():
         print("heard from", process)
-    Path(only_on_first(f"{directory}/written")).write_text(str(process))
+    Path(only_on_first(f"{directories['huggingface']}/written")).write_text(str(process))
     same = int(agreed(np.int32(process + 5)))
     calls = {
         "pmap": lambda: PMap(make_mesh(2, 4)),

@@ -18,9 +18,18 @@ from harness import tiny_params
 
 import specjax
 from specjax.decode import DecodeConfig
+from specjax.io.checkpoint import load_checkpoint
+from specjax.io.orbax import save_checkpoint
 
 CONFIG = tiny(vocab_size=61, num_layers=1, max_positions=64)
-MESHES = ((2, 4), (1, 8))
+RUNS = (
+    ("huggingface", "shard_map", 2, 4),
+    ("huggingface", "shard_map", 1, 8),
+    ("orbax", "shard_map", 1, 8),
+    ("huggingface", "jit", 2, 4),
+    ("huggingface", "jit", 1, 8),
+)
+"""Files, driver, data, model."""
 LIMIT_S = 60
 DISTINCT = 31
 """Ids that have a logit of their own, one component of the final hidden state; the others repeat them in turn."""
@@ -29,20 +38,23 @@ PARAMS = {**tiny_params(0, CONFIG), "unembed": jnp.asarray(HEAD)}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("processes") / "model"
-    return write_huggingface(
-        directory, huggingface_config(CONFIG), huggingface_tensors(jax.tree.map(np.asarray, PARAMS))
-    )
+def directories(tmp_path_factory):
+    """The model in files of two kinds."""
+    root = tmp_path_factory.mktemp("processes")
+    tensors = huggingface_tensors(jax.tree.map(np.asarray, PARAMS))
+    directory = write_huggingface(root / "huggingface", huggingface_config(CONFIG), tensors)
+    save_checkpoint(root / "orbax", load_checkpoint(directory, dtype="float32"))
+    return {name: root / name for name in ("huggingface", "orbax")}
 
 
 @pytest.fixture(scope="module")
-def peers(directory):
+def peers(directories):
     """What each process printed last, and all it printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    processes = [worlds.start("peer", address, index, str(directory), MESHES, devices=4) for index in range(2)]
+    files = {name: str(directory) for name, directory in directories.items()}
+    processes = [worlds.start("peer", address, index, files, RUNS, devices=4) for index in range(2)]
     return [(json.loads(out.splitlines()[-1]), out) for out in worlds.outputs(processes, LIMIT_S)]
 
 
@@ -67,9 +79,9 @@ def test_texts_are_those_of_one_device_on_every_process(peers, alone):
 def test_case_60_two_processes_agree_on_tied_logits(peers, alone):
     """Every device of both has the same tokens and counts of its rows, up to the cap, which cuts the last drafts."""
     right = {"tokens": alone.tokens, "accepted": alone.stats.accepted, "drafted": alone.stats.drafted}
-    for mesh, (data, _) in enumerate(MESHES):
+    for index, (*_, data, _) in enumerate(RUNS):
         for name, rows in right.items():
-            parts = [part for last, _ in peers for part in last["runs"][mesh]["devices"][name]]
+            parts = [part for last, _ in peers for part in last["runs"][index]["devices"][name]]
             assert len(parts) == 8
             assert {first for first, _ in parts} == {4 // data * group for group in range(data)}
             for first, mine in parts:
@@ -81,15 +93,15 @@ def test_case_60_two_processes_agree_on_tied_logits(peers, alone):
 
 def test_each_process_reads_its_part(peers):
     matrices = sum(leaf.size for leaf in jax.tree.leaves(PARAMS) if leaf.ndim == 2)
-    rows_apart, model_apart = ([last["runs"][mesh]["read"] for last, _ in peers] for mesh in range(2))
+    rows_apart, model_apart = ([last["runs"][index]["read"] for last, _ in peers] for index in range(2))
     assert rows_apart == [matrices, matrices]
     assert sum(model_apart) == matrices
     assert max(model_apart) < 0.55 * matrices
 
 
-def test_process_0_alone_is_heard_and_writes(peers, directory):
+def test_process_0_alone_is_heard_and_writes(peers, directories):
     assert ["heard from" in out for _, out in peers] == [True, False]
-    assert (directory / "written").read_text() == "0"
+    assert (directories["huggingface"] / "written").read_text() == "0"
     assert [last["agreed"] for last, _ in peers] == [5, 5]
 
 

@@ -17,7 +17,7 @@ from specjax.models.transformer import Transformer
 from specjax.parallel.mesh import make_mesh
 from specjax.planning.counts import attention, count_loop, made_like
 from specjax.planning.figures import compile_steps
-from specjax.planning.hardware import describe
+from specjax.planning.hardware import check_topology, describe
 from specjax.planning.hlo import parse_program
 from specjax.planning.memory import Refusal, compile_or_refuse
 from specjax.planning.plan import Request, make_plan, model_pair
@@ -128,6 +128,18 @@ def test_a_mesh_that_is_no_box_of_the_slice_is_refused():
 def test_axes_may_share_an_axis_of_the_slice(topology, sizes):
     """JAX's own choice refuses the first: no axis of the slice has 8 chips."""
     assert tuple(make_mesh(*sizes, devices=describe(topology)).shape.values()) == sizes
+
+
+@pytest.mark.parametrize("topology", ["v4:2x2x2", "v5e:4x4", "v5p:2x2x4", "v6e:2x4"])
+def test_a_device_is_a_chip(topology):
+    """As on their VMs. Both cores of a v4 chip are one device, whose memory is what the compiler says it is."""
+    chip, count = check_topology(topology)
+    devices = describe(topology)
+    assert len(devices) == len({tuple(device.coords) for device in devices}) == count
+    too_much = jax.ShapeDtypeStruct((2**37,), jnp.uint8, sharding=SingleDeviceSharding(devices[0]))
+    refusal = compile_or_refuse(jax.jit(lambda x: x + 1).lower(too_much))
+    assert isinstance(refusal, Refusal)
+    assert refusal.available == pytest.approx(chip.hbm_bytes, rel=1e-3)
 
 
 def test_what_does_not_fit_is_refused_with_its_size():
